@@ -1,0 +1,1 @@
+"""CUDA contexts that float between threads, over real and virtual GPUs."""

@@ -1,0 +1,1 @@
+"""The virtual driver: CUDA devices on the CPU."""
