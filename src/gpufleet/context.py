@@ -1,0 +1,366 @@
+"""Who is inside which context? Entering, leaving, pushing, popping and closing.
+
+A CUDA context is current to a thread through a stack that the driver keeps per thread. gpufleet keeps
+its own note of each entry beside it, so that leaving restores exactly what the driver said before, and
+so that no context is destroyed while a thread is inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, StickyError, WrongContext, add_note
+from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
+from gpufleet.memory import DeviceBuffer
+from gpufleet.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from gpufleet.device import Device
+    from gpufleet.driver import Driver
+
+T = TypeVar("T")
+
+
+class Context:
+    """A CUDA context that any thread may enter.
+
+    Made by `Device.create_context` (a context of its own, floating: current nowhere) and
+    `Device.retain_primary_context` (the one that the CUDA runtime, CuPy and PyTorch use).
+
+    One object may be entered by many threads at once, nested and recursively. After every method, also
+    one that raises, the calling thread's current context is what it was before, except `push` and
+    `pop`. Methods act in this context, whatever is current.
+
+    Attributes
+    ----------
+    device : Device
+    handle : CUcontext
+        Of `cuda.bindings.driver`.
+    kind : str
+        "created", "primary", or "borrowed" (found current, made by somebody else).
+    """
+
+    def __init__(self, device: Device, handle: Any, kind: str) -> None:
+        self.device = device
+        self.driver: Driver = device.driver
+        self.handle = handle
+        self.address = int(handle)
+        self.kind = kind
+        self.is_gone = False
+        self._closed = False
+        self._lock = threading.RLock()  # finalizers may enter it again
+        self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
+        self._children: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._main_stream: Stream | None = None
+        raw = self.driver.raw
+        self._get_current = raw.cuCtxGetCurrent
+        self._push = raw.cuCtxPushCurrent
+        self._pop = raw.cuCtxPopCurrent
+        release = _RELEASE[kind]
+        self._finalizer = weakref.finalize(
+            self, _forgotten, self.driver, release, handle, device.handle, repr(self)
+        )
+        self._finalizer.atexit = False
+
+    # Entering and leaving
+
+    def __enter__(self) -> Context:
+        self._enter(by_with=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._leave()
+        except GpufleetError as second:
+            if error is None:
+                raise
+            add_note(error, f"leaving {self!r} failed too: {second}")
+
+    def push(self) -> None:
+        """Make this context current on the calling thread until `pop`.
+
+        Raises
+        ------
+        ContextClosed
+            If it was closed.
+        """
+        self._enter(by_with=False)
+
+    def pop(self) -> None:
+        """Undo this thread's last `push`, which must have been of this context.
+
+        Raises
+        ------
+        WrongContext
+            If this context is not on top of the thread's stack, or was entered there by `with`. Nothing
+            has changed then.
+        """
+        entries = thread_entries()
+        top = entries[-1] if entries else None
+        if top is None or top.context is not self or top.by_with:
+            raise WrongContext(f"{self!r} cannot be popped: {_what_is_on_top(top)}")
+        current = self.driver.cuCtxGetCurrent()
+        if int(current) != self.address:
+            raise WrongContext(
+                f"{self!r} cannot be popped: the driver's current context is {int(current):#x}, which "
+                "something else has pushed; pop that first"
+            )
+        self.driver.cuCtxPopCurrent()
+        entries.pop()
+
+    def _enter(self, *, by_with: bool) -> None:
+        entries = thread_entries()
+        if self.driver.is_forked or self.driver.poison is not None:
+            self.driver.cuCtxSynchronize()  # raises, saying which
+        error, previous = self._get_current()
+        if error:
+            raise self.driver.failure(error, "cuCtxGetCurrent")
+        # Noted before the check below: `close` sets the flag first and looks at the notes second.
+        entries.append(Entry(self, previous, by_with))
+        if self._closed:
+            entries.pop()
+            raise self._is_closed()
+        (error,) = self._push(self.handle)
+        if error:
+            entries.pop()
+            raise self.driver.failure(error, "cuCtxPushCurrent")
+
+    def _leave(self) -> None:
+        entries = thread_entries()
+        entry = entries[-1] if entries else None
+        if entry is None or entry.context is not self or not entry.by_with:
+            entry = self._entry_below(entries)
+        else:
+            entries.pop()
+        if self.driver.is_forked:
+            return
+        error, popped = self._pop()
+        found, remaining = self._get_current()
+        if error or found or int(popped) != self.address or int(remaining) != int(entry.previous):
+            self._restore(entry)
+
+    def _entry_below(self, entries: ThreadEntries) -> Entry:
+        """Take out this thread's last `with` entry of this context, which is not the topmost one."""
+        for index in range(len(entries) - 1, -1, -1):
+            if entries[index].context is self and entries[index].by_with:
+                return entries.pop(index)
+        raise WrongContext(
+            f"{self!r} was not entered by thread {threading.current_thread().name!r}: leave it in the "
+            "thread that entered it"
+        )
+
+    def _restore(self, entry: Entry) -> None:
+        self.driver.cuCtxSetCurrent(entry.previous)
+        warnings.warn(
+            f"the context stack of thread {threading.current_thread().name!r} was changed inside "
+            f"`with {self!r}`; the context that was current before it has been set again",
+            ContextWarning,
+            stacklevel=4,
+        )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the driver says that this context is current on the calling thread."""
+        return not self._closed and int(self.driver.cuCtxGetCurrent()) == self.address
+
+    # Closing
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    def close(self, *, wait: bool = False) -> None:
+        """Destroy a created context with all that is in it; release our retain of a primary one.
+
+        Closing twice is no error, from two threads neither: exactly one destroys. Objects of the
+        context are closed with it.
+
+        Parameters
+        ----------
+        wait : bool
+            Wait until no thread is inside, instead of raising.
+
+        Raises
+        ------
+        ContextInUse
+            If a thread is inside, naming the threads: the driver may crash when a context is destroyed
+            under a thread (seen on driver 580). The context stays open.
+        """
+        while not self._close():
+            threads = ", ".join(repr(name) for name in self.threads_inside())
+            if not wait:
+                raise ContextInUse(
+                    f"{self!r} cannot be closed while threads are inside it: {threads}; let them leave "
+                    "first, or use close(wait=True)"
+                )
+            if threading.current_thread().name in self.threads_inside():
+                raise ContextInUse(f"{self!r} cannot be closed: the closing thread is itself inside it")
+            time.sleep(0.001)
+
+    def _close(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return True
+            self._closed = True
+            if self.threads_inside():
+                self._closed = False
+                return False
+            self._finalizer.detach()
+            if not self.driver.is_forked:
+                self._destroy()
+            return True
+
+    def _destroy(self) -> None:
+        if self.kind == "primary" and self.driver.poison is None:
+            self._release_contents()
+        self._kept.clear()
+        self.is_gone = True
+        _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
+        self.driver.launches.finished(self.address)
+
+    def free(self, call: str, handle: Any) -> None:
+        """Call a driver function that frees an object of this context, if it still exists."""
+        driver = self.driver
+        with self._lock:  # so that `close` cannot destroy, and the driver reuse, the handle meanwhile
+            if self.is_gone or driver.is_forked or driver.poison is not None:
+                return
+            try:
+                getattr(driver, call)(handle)
+            except StickyError:  # freed with everything else when the process ends
+                return
+
+    def _release_contents(self) -> None:
+        """Free what lives in a primary context: it may live on, when others retain it."""
+        self.driver.cuCtxPushCurrent(self.handle)
+        try:
+            for child in list(self._children):
+                child.close()
+            for value, release in self._kept.values():
+                if release is not None:
+                    release(value)
+        finally:
+            self.driver.cuCtxPopCurrent()
+
+    def threads_inside(self) -> list[str]:
+        """Name the threads that are inside this context now."""
+        return [entries.thread for entries in all_entries() if any(e.context is self for e in list(entries))]
+
+    def check_open(self) -> None:
+        """Raise `ContextClosed` if this context was closed."""
+        if self._closed:
+            raise self._is_closed()
+
+    def _is_closed(self) -> ContextClosed:
+        return ContextClosed(f"{self!r} was closed; create or retain another one")
+
+    # What lives in a context
+
+    @property
+    def main_stream(self) -> Stream:
+        """The non-blocking stream that is used where none is given, made at first use."""
+        stream = self._main_stream
+        if stream is None:
+            with self._lock:
+                stream = self._main_stream
+                if stream is None:
+                    stream = self._main_stream = Stream.create(self)
+        return stream
+
+    def stream(self) -> Stream:
+        """Create a non-blocking stream."""
+        return Stream.create(self)
+
+    def event(self, *, timing: bool = True) -> Event:
+        """Create an event; without `timing` it is cheaper and has no `elapsed`."""
+        return Event.create(self, timing=timing)
+
+    def alloc(self, nbytes: int) -> DeviceBuffer:
+        """Allocate `nbytes` (1 or more) of device memory, uninitialised.
+
+        Raises
+        ------
+        CudaError
+            CUDA_ERROR_OUT_OF_MEMORY when the device has no room.
+        """
+        return DeviceBuffer.allocate(self, nbytes)
+
+    def synchronize(self) -> None:
+        """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
+        with self:
+            self.driver.cuCtxSynchronize()
+        self.driver.launches.finished(self.address)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes of the device."""
+        with self:
+            free, total = self.driver.cuMemGetInfo()
+        return int(free), int(total)
+
+    def keep(self, key: Any, make: Callable[[], T], release: Callable[[T], None] | None = None) -> T:
+        """Return what `make()` returned for `key`, calling it inside this context and only once.
+
+        `release` is called at `close` where the context itself lives on (a primary one); destroying a
+        created context frees all that is in it.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            with self._lock:
+                found = self._kept.get(key)
+                if found is None:
+                    with self:
+                        found = self._kept[key] = (make(), release)
+        value: T = found[0]
+        return value
+
+    def adopt(self, child: Any) -> None:
+        """Note an object whose `close` must come before this context's release."""
+        self._children.add(child)
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<Context {self.address:#x} {self.kind}{state} on device {self.device.ordinal}>"
+
+
+def _what_is_on_top(top: Entry | None) -> str:
+    thread = threading.current_thread().name
+    if top is None:
+        return f"thread {thread!r} has pushed nothing"
+    if top.by_with:
+        return f"{top.context!r}, on top of thread {thread!r}'s stack, was entered by `with`, which pops it itself"
+    return f"{top.context!r} is on top of thread {thread!r}'s stack; pop that first"
+
+
+def _destroy_created(driver: Driver, handle: Any, device: Any) -> None:
+    driver.cuCtxDestroy(handle)
+
+
+def _release_primary(driver: Driver, handle: Any, device: Any) -> None:
+    driver.cuDevicePrimaryCtxRelease(device)
+
+
+def _leave_alone(driver: Driver, handle: Any, device: Any) -> None:
+    """Do nothing: a borrowed context is its maker's."""
+
+
+_RELEASE = {"created": _destroy_created, "primary": _release_primary, "borrowed": _leave_alone}
+
+
+def _forgotten(
+    driver: Driver, release: Callable[..., None], handle: Any, device: Any, description: str
+) -> None:
+    if sys.is_finalizing() or driver.is_forked or release is _leave_alone:
+        return
+    warnings.warn(f"{description} was never closed", ResourceWarning, stacklevel=2)
+    with contextlib.suppress(GpufleetError):  # a finalizer has nobody to tell
+        release(driver, handle, device)

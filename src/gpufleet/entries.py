@@ -1,0 +1,53 @@
+"""Which contexts has each thread entered, and what was current before?"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from gpufleet.context import Context
+
+
+class ContextWarning(UserWarning):
+    """Something else changed this thread's context stack; gpufleet has put it right."""
+
+
+class Entry(NamedTuple):
+    """One thread's being inside a context."""
+
+    context: Context
+    previous: Any
+    """The handle that the driver said was current before."""
+    by_with: bool
+    """Whether a `with` block entered, which then leaves by itself; else `push` did."""
+
+
+class ThreadEntries(list[Entry]):
+    """The entries of one thread, outermost first. Dies with its thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.current_thread().name
+
+
+def thread_entries() -> ThreadEntries:
+    """Return the calling thread's entries."""
+    try:
+        entries: ThreadEntries = _local.entries
+    except AttributeError:
+        entries = _local.entries = ThreadEntries()
+        key = id(entries)
+        _everyone[key] = weakref.ref(entries, lambda _: _everyone.pop(key, None))
+    return entries
+
+
+def all_entries() -> list[ThreadEntries]:
+    """Return the entries of every living thread that has any note of its own."""
+    found = (reference() for reference in list(_everyone.values()))
+    return [entries for entries in found if entries is not None]
+
+
+_local = threading.local()
+_everyone: dict[int, weakref.ref[ThreadEntries]] = {}

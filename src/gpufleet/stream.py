@@ -1,0 +1,258 @@
+"""In which order does work run? Streams and events."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.errors import ContextClosed, CudaError, WrongContext
+
+if TYPE_CHECKING:
+    from gpufleet.context import Context
+    from gpufleet.driver import Driver
+
+NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
+DISABLE_TIMING = 2
+"""CU_EVENT_DISABLE_TIMING."""
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
+
+
+class Stream:
+    """A queue of work on one device, in order.
+
+    Made by `Context.stream`. Safe to use from many threads; work of two threads enters in some order.
+    """
+
+    def __init__(self, context: Context, handle: Any) -> None:
+        self.context = context
+        self.handle = handle
+        self.address = int(handle)
+        self._closed = False
+        self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
+        self._finalizer = _finalize(self, "cuStreamDestroy", handle)
+
+    @classmethod
+    def create(cls, context: Context) -> Stream:
+        """Create a non-blocking stream in `context`."""
+        with context:
+            handle = context.driver.cuStreamCreate(NON_BLOCKING)
+        stream = cls(context, handle)
+        context.adopt(stream)
+        return stream
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record `event` (a new one without timing, if None) behind the work queued so far.
+
+        Raises
+        ------
+        WrongContext
+            If the event is of another context than the stream.
+        """
+        self.check_open()
+        if event is None:
+            event = Event.create(self.context, timing=False)
+        elif event.context is not self.context and event.context.address != self.context.address:
+            raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
+        event.check_open()
+        event.mark = (self.address, self.context.driver.launches.mark())
+        self.context.driver.cuEventRecord(event.handle, self.handle)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream wait for `event`, of whatever context and device."""
+        self.check_open()
+        event.check_open()
+        self.context.driver.cuStreamWaitEvent(self.handle, event.handle, 0)
+
+    def query(self) -> bool:
+        """Return whether all queued work is complete."""
+        self.check_open()
+        return _is_ready(self.context.driver, "cuStreamQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is complete; Ctrl-C interrupts the wait, not the work."""
+        self.check_open()
+        driver = self.context.driver
+        mark = driver.launches.mark()
+        wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        driver.launches.finished(self.context.address, self.address, mark)
+        self._let_go()
+
+    def hold(self, *objects: Any) -> Event:
+        """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
+        self._let_go()
+        event = self.record()
+        self._held.append((event, objects))
+        return event
+
+    def _let_go(self) -> None:
+        held = self._held
+        while held:
+            try:
+                first = held[0]
+                if not first[0].query():
+                    return
+                held.remove(first)
+            except (IndexError, ValueError):  # another thread let it go
+                return
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this stream or its context was closed."""
+        return self._closed or self.context.is_closed
+
+    def check_open(self) -> None:
+        """Raise `ContextClosed` if this stream or its context was closed."""
+        self.context.check_open()
+        if self._closed:
+            raise ContextClosed(f"{self!r} was closed; create another stream")
+
+    def close(self) -> None:
+        """Wait for the queued work, then destroy the stream. Closing twice is no error."""
+        if self._closed or self._finalizer.detach() is None:
+            return
+        driver = self.context.driver
+        if not (self.context.is_gone or driver.is_forked or driver.poison):
+            wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        self._closed = True
+        self._held.clear()
+        self.context.free("cuStreamDestroy", self.handle)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return (protocol version, handle), by which other libraries use this stream."""
+        return (0, self.address)
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.address:#x} of {self.context!r}>"
+
+
+class Event:
+    """A point in a stream. Made by `Context.event` or `Stream.record`."""
+
+    def __init__(self, context: Context, handle: Any, *, timing: bool) -> None:
+        self.context = context
+        self.handle = handle
+        self.timing = timing
+        self.mark: tuple[int, int] | None = None
+        self._closed = False
+        self._finalizer = _finalize(self, "cuEventDestroy", handle)
+
+    @classmethod
+    def create(cls, context: Context, *, timing: bool) -> Event:
+        """Create an event in `context`."""
+        with context:
+            handle = context.driver.cuEventCreate(0 if timing else DISABLE_TIMING)
+        event = cls(context, handle, timing=timing)
+        context.adopt(event)
+        return event
+
+    def query(self) -> bool:
+        """Return whether the work before the event is complete (True if it was never recorded)."""
+        self.check_open()
+        return _is_ready(self.context.driver, "cuEventQuery", self.handle)
+
+    def synchronize(self) -> None:
+        """Wait for the work before the event; Ctrl-C interrupts the wait, not the work."""
+        self.check_open()
+        driver = self.context.driver
+        mark = self.mark
+        wait(driver, "cuEventQuery", "cuEventSynchronize", self.handle)
+        if mark is not None:
+            driver.launches.finished(self.context.address, *mark)
+
+    def elapsed(self, end: Event) -> float:
+        """Return the milliseconds from this event to `end`, both recorded and complete.
+
+        Raises
+        ------
+        ValueError
+            If they are of different devices, or an event was made without timing.
+        CudaError
+            If one is not recorded (CUDA_ERROR_INVALID_HANDLE) or not complete (CUDA_ERROR_NOT_READY).
+        """
+        if self.context.device.ordinal != end.context.device.ordinal:
+            raise ValueError(
+                f"no elapsed time between events of device {self.context.device.ordinal} and device "
+                f"{end.context.device.ordinal}: their clocks are not the same"
+            )
+        if not (self.timing and end.timing):
+            raise ValueError("no elapsed time between events without timing: use context.event()")
+        return float(self.context.driver.cuEventElapsedTime(self.handle, end.handle))
+
+    def check_open(self) -> None:
+        """Raise `ContextClosed` if this event or its context was closed."""
+        self.context.check_open()
+        if self._closed:
+            raise ContextClosed(f"{self!r} was closed; create another event")
+
+    def close(self) -> None:
+        """Destroy the event; work that waits for it is not disturbed. Closing twice is no error."""
+        if self._closed or self._finalizer.detach() is None:
+            return
+        self._closed = True
+        self.context.free("cuEventDestroy", self.handle)
+
+    def __repr__(self) -> str:
+        return f"<Event {int(self.handle):#x} of {self.context!r}>"
+
+
+SPIN_SECONDS = 0.0001
+"""How long a wait polls without sleeping: most waits of short kernels end within it."""
+LONGEST_NAP = 0.001
+
+
+def wait(driver: Driver, query: str, synchronize: str, handle: Any) -> None:
+    """Wait for a stream or event, without the GIL, and so that Ctrl-C arrives.
+
+    Signals reach the main thread only, so other threads wait in the driver. The main thread polls,
+    unless the driver's own wait is interruptible.
+    """
+    if driver.waits_are_interruptible or threading.current_thread() is not threading.main_thread():
+        getattr(driver, synchronize)(handle)
+        return
+    spin_until = time.perf_counter() + SPIN_SECONDS
+    nap = 0.00002
+    while not _is_ready(driver, query, handle):
+        if time.perf_counter() > spin_until:
+            time.sleep(nap)
+            nap = min(nap * 1.5, LONGEST_NAP)
+
+
+def _is_ready(driver: Driver, query: str, handle: Any) -> bool:
+    try:
+        getattr(driver, query)(handle)
+    except CudaError as error:
+        if error.code == NOT_READY:
+            return False
+        raise
+    return True
+
+
+def _finalize(owner: Stream | Event, destroy: str, handle: Any) -> Any:
+    finalizer = weakref.finalize(owner, _forgotten, owner.context, destroy, handle, isinstance(owner, Stream))
+    finalizer.atexit = False
+    return finalizer
+
+
+def _forgotten(context: Context, destroy: str, handle: Any, is_stream: bool) -> None:
+    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+        return
+    if is_stream:
+        warnings.warn(f"a stream of {context!r} was never closed", ResourceWarning, stacklevel=2)
+    context.free(destroy, handle)
