@@ -1,0 +1,112 @@
+"""Streams and events in their plain form."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import gpufleet as gf
+from gpufleet.device import Device
+
+
+def test_event_tells_when_the_work_before_it_is_complete(context: gf.Context) -> None:
+    stream = context.stream()
+    event = stream.record()
+    event.synchronize()
+    assert event.query()
+    assert stream.query()
+    stream.close()
+    event.close()
+
+
+def test_elapsed_is_milliseconds_between_timed_events(context: gf.Context) -> None:
+    stream = context.stream()
+    start, end = context.event(), context.event()
+    stream.record(start)
+    stream.record(end)
+    end.synchronize()
+    assert 0 <= start.elapsed(end) < 1000
+    for thing in (start, end, stream):
+        thing.close()
+
+
+def test_elapsed_without_timing_is_refused_up_front(context: gf.Context) -> None:
+    start, end = context.event(timing=False), context.event()
+    with pytest.raises(ValueError, match="without timing"):
+        start.elapsed(end)
+    start.close()
+    end.close()
+
+
+def test_elapsed_between_devices_is_refused_up_front(two_devices: list[Device]) -> None:
+    contexts = [device.create_context() for device in two_devices]
+    start, end = (context.event() for context in contexts)
+    with pytest.raises(ValueError, match="device 0 and device 1"):
+        start.elapsed(end)
+    for thing in (start, end, *contexts):
+        thing.close()
+
+
+def test_event_of_another_context_is_refused_naming_both(device: Device, context: gf.Context) -> None:
+    other = device.create_context()
+    stream, event = context.stream(), other.event()
+    with pytest.raises(gf.WrongContext) as caught:
+        stream.record(event)
+    assert f"{context.address:#x}" in str(caught.value)
+    assert f"{other.address:#x}" in str(caught.value)
+    for thing in (stream, event, other):
+        thing.close()
+
+
+def test_waiting_for_an_event_crosses_contexts_and_devices(two_devices: list[Device]) -> None:
+    contexts = [device.create_context() for device in two_devices]
+    first, second = (context.stream() for context in contexts)
+    event = first.record()
+    second.wait(event)
+    second.synchronize()
+    assert event.query()
+    for thing in (event, first, second, *contexts):
+        thing.close()
+
+
+def test_closed_stream_and_event_say_so(context: gf.Context) -> None:
+    stream, event = context.stream(), context.event()
+    stream.close()
+    stream.close()
+    event.close()
+    event.close()
+    for use in (stream.record, stream.synchronize, stream.query, lambda: stream.wait(event), event.query):
+        with pytest.raises(gf.ContextClosed, match="was closed"):
+            use()
+
+
+def test_forgotten_stream_is_destroyed_with_a_warning(context: gf.Context) -> None:
+    stream = context.stream()
+    with pytest.warns(ResourceWarning, match="a stream of"):
+        del stream
+        gc.collect()
+
+
+def test_main_stream_is_made_once(context: gf.Context) -> None:
+    assert context.main_stream is context.main_stream
+
+
+def test_held_objects_live_until_the_work_is_done(context: gf.Context) -> None:
+    stream, buffer = context.stream(), context.alloc(4096)
+    array = np.arange(1024, dtype="i4")
+    event = buffer.copy_from(array, stream=stream)
+    del array
+    gc.collect()
+    assert event is not None
+    event.synchronize()
+    assert (buffer.to_numpy("i4") == np.arange(1024)).all()
+    stream.synchronize()
+    for thing in (buffer, stream):
+        thing.close()
+
+
+def test_stream_speaks_the_cuda_stream_protocol(context: gf.Context) -> None:
+    with context.stream() as stream:
+        assert stream.__cuda_stream__() == (0, int(stream.handle))
