@@ -103,6 +103,7 @@ def run_migration(
     Parameters
     ----------
     devices : sequence of Device
+        Of one driver.
     threads_per_device : int
         1 to 15.
     launch : str
@@ -131,7 +132,8 @@ def run_migration(
         is in the result.
     """
     _check(devices, threads_per_device, launch, contexts, rounds)
-    program = Program.from_file(SHIPPED_IMAGE if image is None else find_image(image))
+    path = SHIPPED_IMAGE if image is None else find_image(image)
+    program = Program.from_file(path, driver=devices[0].driver)
     function = program.kernel(kernel or SHIPPED_KERNEL)
     floating: list[Context] = []
     try:
