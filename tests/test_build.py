@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -219,4 +220,16 @@ def test_without_nvfatbin_the_cure_is_named(
 
     monkeypatch.setattr(nvfatbin, "version", not_found)
     with pytest.raises(CompileError, match="pip install 'nvidia-nvfatbin>=13,<14'"):
+        build(source, tmp_path / "k.fatbin")
+
+
+def test_bindings_without_nvfatbin_name_the_cure(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cuda.bindings
+
+    # As cuda-bindings 13.0 and 13.1 are.
+    monkeypatch.delattr(cuda.bindings, "nvfatbin", raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvfatbin", None)
+    with pytest.raises(CompileError, match=r"pip install 'cuda-bindings>=13\.2,<14'"):
         build(source, tmp_path / "k.fatbin")

@@ -98,6 +98,8 @@ def build(
     plan = _plan(output, archs, ptx)
     text = read_source(source)
     _check_writable(output)
+    if plan.suffix == ".fatbin":
+        _nvfatbin()
 
     def compile_one(arch: str) -> CompileResult:
         return compile_source(
@@ -211,11 +213,18 @@ def _assemble(plan: _Plan, results: dict[str, CompileResult], name: str, debug: 
 
 
 def _nvfatbin() -> Any:
-    from cuda.bindings import nvfatbin
+    """The bindings' module, once it is known that it finds its library."""
     from cuda.pathfinder import DynamicLibNotFoundError
 
     try:
+        from cuda.bindings import nvfatbin
+
         nvfatbin.version()
+    except ImportError:
+        raise CompileError(
+            "A fatbin cannot be put together, since cuda-bindings has nvFatbin from version 13.2 on; "
+            "install it with: pip install 'cuda-bindings>=13.2,<14'"
+        ) from None
     except DynamicLibNotFoundError:
         raise CompileError(
             "A fatbin cannot be put together, since the library nvFatbin is not found; "
@@ -225,7 +234,7 @@ def _nvfatbin() -> Any:
 
 
 def _check_writable(output: Path) -> None:
-    """Find out before minutes of compiling."""
+    """Find out before the work is done."""
     if output.is_dir():
         raise BuildError(f"{output} is a folder; name a file in it.")
     if not output.parent.is_dir():
