@@ -206,7 +206,7 @@ def _assemble(plan: _Plan, results: dict[str, CompileResult], name: str, debug: 
     if plan.suffix == ".ptx":
         return results[plan.ptx[0]].ptx
     nvfatbin = _nvfatbin()
-    # Size, not speed: nine architectures of a small kernel take 12 instead of 45 KiB.
+    # Size, not speed: the nine architectures of kernels/migrate.cu take 10 KiB instead of 37.
     options = ["-64", "-compress-mode=size", *(["-g"] if debug else [])]
     handle = nvfatbin.create(options, len(options))
     try:
