@@ -275,6 +275,8 @@ class Context:
                 stream = self._main_stream
                 if stream is None:
                     stream = self._main_stream = Stream.create(self)
+                    if self.kind == "borrowed":
+                        stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
 
     def stream(self) -> Stream:
@@ -322,6 +324,14 @@ class Context:
                         found = self._kept[key] = (make(), release)
         value: T = found[0]
         return value
+
+    def drop(self, key: Any) -> None:
+        """Release what `keep` made for `key`, if anything, before `close` does."""
+        with self._lock:
+            value, release = self._kept.pop(key, (None, None))
+        if release is not None:
+            with self:
+                release(value)
 
     def adopt(self, child: Any) -> None:
         """Note an object whose `close` must come before this context's release."""

@@ -46,6 +46,8 @@ class Driver:
         Why `auto` did not choose a real driver; empty where it did, or where none was asked for.
     launches : LaunchLog
         What is in flight.
+    borrowed : dict
+        The contexts that somebody else made and gpufleet was asked to use: address to (id, `Context`).
     """
 
     def __init__(self, raw: Any, name: str, reason: str = "") -> None:
@@ -53,6 +55,7 @@ class Driver:
         self.name = name
         self.reason = reason
         self.launches = LaunchLog()
+        self.borrowed: dict[int, tuple[int, Any]] = {}
         self.is_forked = False
         self.poison: CudaError | None = None
         self._initialized = False
@@ -93,6 +96,7 @@ class Driver:
         self.raw.reset()
         self.poison = None
         self.launches = LaunchLog()
+        self.borrowed.clear()
         self._initialized = False
 
     def _no_device(self) -> str:

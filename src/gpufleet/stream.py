@@ -126,6 +126,10 @@ class Stream:
         self._held.clear()
         self.context.free("cuStreamDestroy", self.handle)
 
+    def abandon(self) -> None:
+        """Leave the stream to its context, whose end frees it: no finalizer will."""
+        self._finalizer.detach()
+
     def __enter__(self) -> Stream:
         return self
 
