@@ -43,6 +43,14 @@ class ContextMemory:
                 self._key = key
             return self._spans
 
+    def reaches(self, allocation: Allocation) -> bool:
+        """Say whether the context's kernels may touch an allocation."""
+        return (
+            allocation.is_host
+            or allocation.ordinal == self._context.device.ordinal
+            or self._reaches(allocation)
+        )
+
     def describe(self, address: int) -> str:
         """Say in words what lies nearest to an address."""
         with self._memory.lock:

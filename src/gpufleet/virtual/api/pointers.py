@@ -7,6 +7,7 @@ from typing import Any
 
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.device_memory import ContextMemory
 from gpufleet.virtual.spans import Allocation
 from gpufleet.virtual.state import State
 
@@ -59,8 +60,12 @@ def _attribute(state: State, name: str, allocation: Allocation, address: int) ->
         kinds = types.CUmemorytype
         is_host = allocation.kind in ("pinned", "registered")
         return int(kinds.CU_MEMORYTYPE_HOST if is_host else kinds.CU_MEMORYTYPE_DEVICE)
-    if name in ("DEVICE_POINTER", "RANGE_START_ADDR"):
-        return types.CUdeviceptr(address if name == "DEVICE_POINTER" else allocation.start)
+    if name == "DEVICE_POINTER":
+        if not ContextMemory(state.memory, state.current()).reaches(allocation):
+            raise Refusal("INVALID_VALUE", f"kernels of the current context do not reach {address:#x}")
+        return types.CUdeviceptr(address)
+    if name == "RANGE_START_ADDR":
+        return types.CUdeviceptr(allocation.start)
     if name == "HOST_POINTER":
         if not allocation.is_host:
             raise Refusal("INVALID_VALUE", f"{address:#x} is device memory: it has no host pointer")
