@@ -62,7 +62,7 @@ def foreign_address(value: Any, queue: Queue) -> int | None:
     driver = queue.context.driver
     needs_check = driver.is_virtual or int(driver.cuDeviceGetCount()) > 1
     if needs_check and not _is_reachable(address, queue.context):
-        raise _not_reachable(f"the memory of a {type(value).__name__} at {address:#x}", None, queue.context)
+        raise _not_reachable(f"the {type(value).__name__} with memory at {address:#x}", None, queue.context)
     return address
 
 

@@ -166,7 +166,9 @@ class Program:
                     f"{name!r}; the whole holds {image.content()}"
                 ) from error
             if error.name == "CUDA_ERROR_NOT_SUPPORTED":
-                raise UnsupportedPtx(f"kernel {name!r} of {image.origin}: {error.detail}") from error
+                # Virtual devices read a kernel's body at its first use, and say of it what they lack.
+                why = getattr(context.driver.raw, "last_error_log", "") or error.detail
+                raise UnsupportedPtx(f"kernel {name!r} of {image.origin} cannot run: {why}") from error
             raise
         return function, image.kernels[symbol]
 
