@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.arguments import Conversion, Parameter, conversion
-from gpufleet.errors import CudaError, ImageError, KernelArgumentError, LaunchError
+from gpufleet.errors import ImageError, KernelArgumentError, LaunchError
 from gpufleet.memory import DeviceBuffer
 from gpufleet.signature import ParameterType, unknown
 
@@ -137,17 +137,21 @@ class Frame:
 END, BUFFER_POINTER, BUFFER_SIZE = 0, 1, 2
 
 
+INVALID_VALUE = 1
+"""CUDA_ERROR_INVALID_VALUE."""
+
+
 def parameter_table(context: Context, function: Any) -> list[tuple[int, int]]:
     """Ask the driver for the offset and size of each of a kernel's parameters."""
+    driver = context.driver
     table: list[tuple[int, int]] = []
     with context:
         while True:
-            try:
-                offset, size = context.driver.cuFuncGetParamInfo(function, len(table))
-            except CudaError as error:
-                if error.name == "CUDA_ERROR_INVALID_VALUE":  # an index behind the last parameter
-                    return table
-                raise
+            error, offset, size = driver.raw.cuFuncGetParamInfo(function, len(table))
+            if error == INVALID_VALUE:  # an index behind the last parameter
+                return table
+            if error:
+                raise driver.failure(error, "cuFuncGetParamInfo")
             table.append((int(offset), int(size)))
 
 
