@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpufleet as gf
-from gpufleet import compiler
+from gpufleet import compiler, fatbin
 from gpufleet.build import build
 from gpufleet.device import Device
 from gpufleet.driver import Driver
@@ -209,6 +209,21 @@ def test_truncated_fatbin(keep: float, tmp_path: Path) -> None:
 def test_truncated_cubin() -> None:
     with pytest.raises(gf.ImageError, match="cut short"):
         gf.Program.from_image(cubin(75)[:-500])
+
+
+def test_damaged_ptx() -> None:
+    with pytest.raises(gf.ImageError, match="starts as PTX but has a NUL at byte 100: is it damaged"):
+        gf.Program.from_image(ptx()[:100] + b"\0" + ptx()[100:])
+
+
+def test_fatbin_whose_content_does_not_unpack() -> None:
+    damaged = bytearray(FATBIN.read_bytes())
+    for entry in fatbin.read(bytes(damaged)):
+        at = damaged.find(entry.stored)
+        damaged[at + 8 : at + len(entry.stored)] = bytes(len(entry.stored) - 8)
+
+    with pytest.raises(gf.ImageError, match=r"the image cannot be loaded\. "):
+        gf.Program.from_image(damaged).kernel("saxpy")
 
 
 # What a device does not take

@@ -44,28 +44,33 @@ class Image:
 
     def _check_whole(self) -> None:
         """Raise for what is cut short: the driver would read on behind its end."""
+        if self.kind == "ptx":
+            nul = self.data.index(b"\0")
+            if nul != len(self.data) - 1:
+                raise ImageError(f"{self.origin} starts as PTX but has a NUL at byte {nul}: is it damaged?")
+            return
         try:
             if self.kind == "fatbin":
                 fatbin.read(self.data)
-            elif self.kind == "cubin":
-                fatbin.cubin_kernels(self.data)
             else:
-                self.data.decode()
-        except UnicodeDecodeError as error:
-            raise ImageError(
-                f"{self.origin} starts as PTX but byte {error.start} is no text: is it damaged?"
-            ) from None
+                fatbin.cubin_kernels(self.data)
         except fatbin.FatbinError as error:
-            raise ImageError(f"{self.origin} cannot be loaded. {error}") from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: fatbin.FatbinError) -> ImageError:
+        return ImageError(f"{self.origin} cannot be loaded. {error}")
 
     @functools.cached_property
     def kernels(self) -> dict[str, Parameters | None]:
         """The names of the kernels, mangled where they are C++; and their parameters where PTX tells them."""
         found: dict[str, Parameters | None] = {}
-        for text in self._ptx_texts():
-            found = {**read_ptx(text), **found}
-        for cubin in self._cubins():
-            found = {**dict.fromkeys(fatbin.cubin_kernels(cubin)), **found}
+        try:
+            for text in self._ptx_texts():
+                found = {**read_ptx(text), **found}
+            for cubin in self._cubins():
+                found = {**dict.fromkeys(fatbin.cubin_kernels(cubin)), **found}
+        except fatbin.FatbinError as error:
+            raise self._damaged(error) from error
         return found
 
     def _ptx_texts(self) -> list[str]:
@@ -73,7 +78,7 @@ class Image:
         if self._types_from is not None:
             return [self._types_from]
         if self.kind == "ptx":
-            return [self.data.rstrip(b"\0").decode()]
+            return [self.data.decode(errors="replace")]
         entries = [entry for entry in self._entries() if entry.kind == "ptx"]
         return [entry.text() for entry in sorted(entries, key=lambda entry: -entry.arch)]
 

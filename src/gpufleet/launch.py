@@ -136,7 +136,7 @@ class Kernel:
             return found
         function, read = self.program.function(context, self.name)
         plan = Plan(self.name, context, function, self._types, read)
-        plan.context = weakref.ref(context, lambda _: plans.pop(key, None))
+        plan.gone = weakref.ref(context, lambda _: plans.pop(key, None))
         return plans.setdefault(key, plan)
 
     def _queue(self, stream: Any) -> Queue:
@@ -157,7 +157,8 @@ MOST_CONFIGURATIONS = 1024
 class Plan:
     """One kernel in one context: all that its launches have in common."""
 
-    context: weakref.ref[Context]
+    gone: weakref.ref[Context]
+    """Kept for its callback, which removes the plan when the context is gone."""
 
     def __init__(
         self,
