@@ -20,14 +20,14 @@ def current_context(driver: DriverLike = None) -> Context | None:
     """
     entries = thread_entries()
     if driver is None and entries:
-        driver = entries[-1].context.driver
+        driver = entries[-1][0].driver
     chosen = driver if type(driver) is Driver else get_driver(driver)
     handle = chosen.cuCtxGetCurrent()
     address = int(handle)
     if not address:
         return None
     if entries:
-        context = entries[-1].context  # nearly always
+        context = entries[-1][0]  # nearly always
         if context.address == address and context.driver is chosen:
             return context
     return context_of(chosen, handle)
@@ -36,9 +36,9 @@ def current_context(driver: DriverLike = None) -> Context | None:
 def context_of(driver: Driver, handle: Any) -> Context:
     """Return the object for a context's handle: the one that this thread entered, or a borrowed one."""
     address = int(handle)
-    for entry in reversed(thread_entries()):
-        if entry.context.address == address and entry.context.driver is driver:
-            return entry.context
+    for context, _, _ in reversed(thread_entries()):
+        if context.address == address and context.driver is driver:
+            return context
     return _borrowed(driver, handle)
 
 

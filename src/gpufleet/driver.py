@@ -56,6 +56,7 @@ class Driver:
         self.reason = reason
         self.launches = LaunchLog()
         self.borrowed: dict[int, tuple[int, Any]] = {}
+        self.is_lost = False  # forked or poisoned: one flag, since entering a context looks at it
         self.is_forked = False
         self.poison: CudaError | None = None
         self._initialized = False
@@ -95,6 +96,7 @@ class Driver:
         """Make a virtual driver as a new process would find it; the real one has no such thing."""
         self.raw.reset()
         self.poison = None
+        self.is_lost = False
         self.launches = LaunchLog()
         self.borrowed.clear()
         self._initialized = False
@@ -116,10 +118,8 @@ class Driver:
         answers_after_fault = name in ANSWER_AFTER_FAULT
 
         def call(*arguments: Any) -> Any:
-            if self.is_forked:
-                raise self._forked(name)
-            if self.poison is not None and not answers_after_fault:
-                raise self._poisoned(name)
+            if self.is_lost:
+                self._refuse(name, answers_after_fault)
             result = function(*arguments)
             if result[0]:
                 raise self.failure(result[0], name)
@@ -130,6 +130,12 @@ class Driver:
         call.__name__ = name
         return call
 
+    def _refuse(self, name: str, answers_after_fault: bool) -> None:
+        if self.is_forked:
+            raise self._forked(name)
+        if not answers_after_fault:
+            raise self._poisoned(name)
+
     def failure(self, result: Any, name: str) -> GpufleetError:
         """Turn a `CUresult` that is not success into the error to raise."""
         code = int(result)
@@ -137,6 +143,7 @@ class Driver:
         if code in STICKY and self.poison is None:
             self.poison = CudaError(code, error_name, name, self._describe(result))
             self._suspects = self.launches.suspects()
+            self.is_lost = True
         if code in STICKY:
             return self._poisoned(name)
         return CudaError(code, error_name, name, self._describe(result))
@@ -270,4 +277,4 @@ def _after_fork() -> None:
     _lock = threading.RLock()  # another thread may have held it
     for driver in list(_drivers):
         if driver._initialized:
-            driver.is_forked = True
+            driver.is_forked = driver.is_lost = True

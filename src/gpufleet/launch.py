@@ -223,11 +223,11 @@ class Plan:
         """Call the driver, and note the launch when it has accepted it."""
         context = queue.context
         driver = context.driver
-        if driver.poison is not None or driver.is_forked:
+        if driver.is_lost:
             driver.cuCtxSynchronize()  # raises, saying which
         parameters, extra = frame.form(style)
         error = configuration.start(queue.handle, parameters, extra)[0]
-        if error == INVALID_CONTEXT:
+        if error and error == INVALID_CONTEXT:
             # The stream names the context; a driver that wants one to be current as well gets it.
             with context:
                 error = configuration.start(queue.handle, parameters, extra)[0]

@@ -120,7 +120,7 @@ class Stream:
         if self._closed or self._finalizer.detach() is None:
             return
         driver = self.context.driver
-        if not (self.context.is_gone or driver.is_forked or driver.poison):
+        if not (self.context.is_gone or driver.is_lost):
             wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
         self._closed = True
         self._held.clear()
