@@ -20,6 +20,9 @@ LEAST_ADDRESSES = 32 << 30
 ADDRESSES_PER_BYTE = 4
 """How much larger an arena is than its memory, so that fragments do not keep a device from being filled."""
 
+FAR = 1 << 30
+"""An address so many bytes from every allocation is not explained by one."""
+
 
 class Memory:
     """The region, and what is allocated in it.
@@ -83,32 +86,32 @@ class Memory:
 
     def owned_by(self, context: Context) -> Iterator[Allocation]:
         """Yield what a context allocated or registered."""
-        for index in (self.host.index, self.registered, *(arena.index for arena in self.arenas)):
+        for index in self._indices():
             for allocation in index:
                 if allocation.context is context:
                     yield allocation
 
     def describe(self, address: int, context: Context | None = None) -> str:
         """Say in words what lies nearest to an address, as seen by a kernel of `context`."""
-        arena = self._arena(address)
-        index = self.registered if arena is None else arena.index
+        index = self._index(address)
         freed = index.freed(address) if index.find(address) is None else None
         if freed is not None:
             return f"in memory that was freed ({freed[1] - freed[0]} bytes at {freed[0]:#x})"
-        found = index.nearest(address)
-        if found is None:
-            return "nothing is allocated near it" if arena else "no memory of a device or pinned memory"
-        distance, nearest = found
+        found = [near for each in self._indices() if (near := each.nearest(address)) is not None]
+        distance, nearest = min(found, key=lambda near: near[0], default=(FAR, None))
+        if nearest is None or distance >= FAR:
+            return "not near any memory that the driver knows"
         if not distance:
             return f"in {nearest}{_unreachable(nearest, context)}"
-        if arena is None and distance > 1 << 30:
-            return "no memory of a device or pinned memory"
         where = "before the start of" if address < nearest.start else "past the end of"
         return f"{distance} bytes {where} {nearest}"
 
     def release(self) -> None:
         """Give all memory and all addresses back; nothing of this object may be used afterwards."""
         self.space.release()
+
+    def _indices(self) -> Iterator[SpanIndex]:
+        yield from (self.host.index, self.registered, *(arena.index for arena in self.arenas))
 
     def _index(self, address: int) -> SpanIndex:
         arena = self._arena(address)

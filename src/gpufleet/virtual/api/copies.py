@@ -41,35 +41,29 @@ def cuMemcpy(state: State, current: Context, dst: Any, src: Any, ByteCount: int)
     _copy(state, current.legacy, _host(dst, ByteCount), _host(src, ByteCount))
 
 
-@call(context=True)
-def cuMemcpyHtoDAsync(
-    state: State, current: Context, dstDevice: Any, srcHost: Any, ByteCount: int, hStream: Any
-) -> None:
+@call()
+def cuMemcpyHtoDAsync(state: State, dstDevice: Any, srcHost: Any, ByteCount: int, hStream: Any) -> None:
     """Copy from the host to a device in the order of a stream."""
     stream = state.stream(hStream)
     _copy_async(state, stream, _device(dstDevice, ByteCount), _host(srcHost, ByteCount), srcHost)
 
 
-@call(context=True)
-def cuMemcpyDtoHAsync(
-    state: State, current: Context, dstHost: Any, srcDevice: Any, ByteCount: int, hStream: Any
-) -> None:
+@call()
+def cuMemcpyDtoHAsync(state: State, dstHost: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
     """Copy from a device to the host in the order of a stream."""
     stream = state.stream(hStream)
     _copy_async(state, stream, _host(dstHost, ByteCount), _device(srcDevice, ByteCount), dstHost)
 
 
-@call(context=True)
-def cuMemcpyDtoDAsync(
-    state: State, current: Context, dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: Any
-) -> None:
+@call()
+def cuMemcpyDtoDAsync(state: State, dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
     """Copy between devices or within one in the order of a stream."""
     stream = state.stream(hStream)
     _copy_async(state, stream, _device(dstDevice, ByteCount), _device(srcDevice, ByteCount))
 
 
-@call(context=True)
-def cuMemcpyAsync(state: State, current: Context, dst: Any, src: Any, ByteCount: int, hStream: Any) -> None:
+@call()
+def cuMemcpyAsync(state: State, dst: Any, src: Any, ByteCount: int, hStream: Any) -> None:
     """Copy between any two places in the order of a stream."""
     _copy_async(state, state.stream(hStream), _host(dst, ByteCount), _host(src, ByteCount))
 
@@ -90,10 +84,9 @@ def cuMemcpyPeer(
     _copy(state, current.legacy, _device(dstDevice, ByteCount), _device(srcDevice, ByteCount), wait=True)
 
 
-@call(context=True)
+@call()
 def cuMemcpyPeerAsync(
     state: State,
-    current: Context,
     dstDevice: Any,
     dstContext: Any,
     srcDevice: Any,
@@ -120,8 +113,8 @@ def cuMemcpy2DUnaligned(state: State, current: Context, pCopy: Any) -> None:
     _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
 
 
-@call(context=True)
-def cuMemcpy2DAsync(state: State, current: Context, pCopy: Any, hStream: Any) -> None:
+@call()
+def cuMemcpy2DAsync(state: State, pCopy: Any, hStream: Any) -> None:
     """Copy a rectangle in the order of a stream."""
     _copy_async(state, state.stream(hStream), *_rectangles(pCopy), pCopy)
 

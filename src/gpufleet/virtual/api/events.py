@@ -37,14 +37,14 @@ def cuEventDestroy(state: State, hEvent: Any) -> None:
         event.context.events.pop(event.handle, None)
 
 
-@call(context=True)
-def cuEventRecord(state: State, current: Context, hEvent: Any, hStream: Any) -> None:
+@call()
+def cuEventRecord(state: State, hEvent: Any, hStream: Any) -> None:
     """Let an event mean the work that is in a stream of its context now."""
     _record(state, hEvent, hStream)
 
 
-@call(context=True)
-def cuEventRecordWithFlags(state: State, current: Context, hEvent: Any, hStream: Any, flags: int) -> None:
+@call()
+def cuEventRecordWithFlags(state: State, hEvent: Any, hStream: Any, flags: int) -> None:
     """Do what cuEventRecord does; the flags are for graphs."""
     if flags & ~1:
         raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a recording")

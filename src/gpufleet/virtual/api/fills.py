@@ -31,20 +31,20 @@ def cuMemsetD32(state: State, current: Context, dstDevice: Any, ui: int, N: int)
     _fill(state, current.legacy, dstDevice, ui, 4, N, waits=True)
 
 
-@call(context=True)
-def cuMemsetD8Async(state: State, current: Context, dstDevice: Any, uc: int, N: int, hStream: Any) -> None:
+@call()
+def cuMemsetD8Async(state: State, dstDevice: Any, uc: int, N: int, hStream: Any) -> None:
     """Set N bytes in the order of a stream."""
     _fill(state, state.stream(hStream), dstDevice, uc, 1, N)
 
 
-@call(context=True)
-def cuMemsetD16Async(state: State, current: Context, dstDevice: Any, us: int, N: int, hStream: Any) -> None:
+@call()
+def cuMemsetD16Async(state: State, dstDevice: Any, us: int, N: int, hStream: Any) -> None:
     """Set N 16-bit values in the order of a stream."""
     _fill(state, state.stream(hStream), dstDevice, us, 2, N)
 
 
-@call(context=True)
-def cuMemsetD32Async(state: State, current: Context, dstDevice: Any, ui: int, N: int, hStream: Any) -> None:
+@call()
+def cuMemsetD32Async(state: State, dstDevice: Any, ui: int, N: int, hStream: Any) -> None:
     """Set N 32-bit values in the order of a stream."""
     _fill(state, state.stream(hStream), dstDevice, ui, 4, N)
 
@@ -73,10 +73,9 @@ def cuMemsetD2D32(
     _fill(state, current.legacy, dstDevice, ui, 4, Width, Height, dstPitch, waits=True)
 
 
-@call(context=True)
+@call()
 def cuMemsetD2D8Async(
     state: State,
-    current: Context,
     dstDevice: Any,
     dstPitch: int,
     uc: int,
@@ -88,10 +87,9 @@ def cuMemsetD2D8Async(
     _fill(state, state.stream(hStream), dstDevice, uc, 1, Width, Height, dstPitch)
 
 
-@call(context=True)
+@call()
 def cuMemsetD2D16Async(
     state: State,
-    current: Context,
     dstDevice: Any,
     dstPitch: int,
     us: int,
@@ -103,10 +101,9 @@ def cuMemsetD2D16Async(
     _fill(state, state.stream(hStream), dstDevice, us, 2, Width, Height, dstPitch)
 
 
-@call(context=True)
+@call()
 def cuMemsetD2D32Async(
     state: State,
-    current: Context,
     dstDevice: Any,
     dstPitch: int,
     ui: int,

@@ -50,8 +50,8 @@ def cuMemFreeHost(state: State, p: Any) -> None:
     free(state, allocation)
 
 
-@call(outputs=1)
-def cuMemHostGetDevicePointer(state: State, p: Any, Flags: int) -> Any:
+@call(outputs=1, context=True)
+def cuMemHostGetDevicePointer(state: State, current: Context, p: Any, Flags: int) -> Any:
     """Return the address under which devices use pinned memory: the same one."""
     if Flags:
         raise Refusal("INVALID_VALUE", f"the flags are {Flags}: expected 0")

@@ -24,10 +24,9 @@ LARGEST_BLOCK = (1024, 1024, 64)
 MOST_THREADS = 1024
 
 
-@call(context=True)
+@call()
 def cuLaunchKernel(
     state: State,
-    current: Context,
     f: Any,
     gridDimX: int,
     gridDimY: int,
@@ -45,10 +44,9 @@ def cuLaunchKernel(
     _launch(state, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, cooperative=False)
 
 
-@call(context=True)
+@call()
 def cuLaunchCooperativeKernel(
     state: State,
-    current: Context,
     f: Any,
     gridDimX: int,
     gridDimY: int,

@@ -64,8 +64,8 @@ def cuMemGetInfo(state: State, current: Context) -> tuple[int, int]:
     return arena.capacity - arena.used, arena.capacity
 
 
-@call(outputs=2)
-def cuMemGetAddressRange(state: State, dptr: Any) -> tuple[Any, int]:
+@call(outputs=2, context=True)
+def cuMemGetAddressRange(state: State, current: Context, dptr: Any) -> tuple[Any, int]:
     """Return start and size of the allocation that a pointer points into."""
     with state.lock:
         allocation = state.memory.find(number(dptr))

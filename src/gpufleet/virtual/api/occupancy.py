@@ -8,6 +8,7 @@ from typing import Any
 from gpufleet.virtual.api.functions import function_of
 from gpufleet.virtual.bindings import number
 from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.modules import Function
 from gpufleet.virtual.state import State
 
@@ -16,17 +17,17 @@ RESERVED_SHARED = 1024
 """Bytes of shared memory that the system takes of each block."""
 
 
-@call(outputs=1)
+@call(outputs=1, context=True)
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    state: State, func: Any, blockSize: int, dynamicSMemSize: int
+    state: State, current: Context, func: Any, blockSize: int, dynamicSMemSize: int
 ) -> int:
     """Return how many blocks run at once on one multiprocessor."""
     return active_blocks(function_of(state, func), blockSize, dynamicSMemSize)
 
 
-@call(outputs=1)
+@call(outputs=1, context=True)
 def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    state: State, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
+    state: State, current: Context, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> int:
     """Return how many blocks run at once on one multiprocessor."""
     return active_blocks(function_of(state, func), blockSize, dynamicSMemSize)

@@ -16,21 +16,21 @@ from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import enqueue
 
 
-@call(outputs=1, context=True)
-def cuMemAllocAsync(state: State, current: Context, bytesize: int, hStream: Any) -> Any:
+@call(outputs=1)
+def cuMemAllocAsync(state: State, bytesize: int, hStream: Any) -> Any:
     """Allocate from the current pool of the stream's device."""
     stream = state.stream(hStream)
     return _allocate(state, bytesize, stream.context.device.current_pool, hStream)
 
 
-@call(outputs=1, context=True)
-def cuMemAllocFromPoolAsync(state: State, current: Context, bytesize: int, pool: Any, hStream: Any) -> Any:
+@call(outputs=1)
+def cuMemAllocFromPoolAsync(state: State, bytesize: int, pool: Any, hStream: Any) -> Any:
     """Allocate from a pool."""
     return _allocate(state, bytesize, _pool(state, pool), hStream)
 
 
-@call(context=True)
-def cuMemFreeAsync(state: State, current: Context, dptr: Any, hStream: Any) -> None:
+@call()
+def cuMemFreeAsync(state: State, dptr: Any, hStream: Any) -> None:
     """Free memory, after the work that is in a stream now."""
     stream = state.stream(hStream)
     address = number(dptr)

@@ -56,8 +56,8 @@ def cuStreamQuery(state: State, hStream: Any) -> None:
         raise Refusal("NOT_READY")
 
 
-@call(context=True)
-def cuStreamWaitEvent(state: State, current: Context, hStream: Any, hEvent: Any, Flags: int) -> None:
+@call()
+def cuStreamWaitEvent(state: State, hStream: Any, hEvent: Any, Flags: int) -> None:
     """Let later work of a stream wait for an event, of whatever context and device."""
     if Flags & ~1:
         raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of a wait")
@@ -67,8 +67,8 @@ def cuStreamWaitEvent(state: State, current: Context, hStream: Any, hEvent: Any,
         enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal), after=operation)
 
 
-@call(context=True)
-def cuLaunchHostFunc(state: State, current: Context, hStream: Any, fn: Any, userData: Any) -> None:
+@call()
+def cuLaunchHostFunc(state: State, hStream: Any, fn: Any, userData: Any) -> None:
     """Call a C function in the order of a stream, on a thread of the driver's."""
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_function_address(fn))
     data = host_address(userData)
@@ -76,10 +76,8 @@ def cuLaunchHostFunc(state: State, current: Context, hStream: Any, fn: Any, user
     _call_back(state, state.stream(hStream), lambda: (function(data), userData))
 
 
-@call(context=True)
-def cuStreamAddCallback(
-    state: State, current: Context, hStream: Any, callback: Any, userData: Any, flags: int
-) -> None:
+@call()
+def cuStreamAddCallback(state: State, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
     """Call a C function with the stream and its status, like cuLaunchHostFunc."""
     if flags:
         raise Refusal("INVALID_VALUE", f"the flags are {flags}: expected 0")
