@@ -606,10 +606,10 @@ def test_forked_child_is_told_so(image: bytes, virtual: Driver) -> None:
     program = gf.Program.from_image(image)
     context = Device(0, virtual).create_context()
     program.kernel("nothing").launch(1, 1, stream=context.main_stream)
-    virtual.is_forked = True
+    virtual.is_forked = virtual.is_lost = True
     try:
         with pytest.raises(gf.ForkedProcess, match="spawn"):
             program.kernel("nothing").launch(1, 1, stream=context.main_stream)
     finally:
-        virtual.is_forked = False
+        virtual.is_forked = virtual.is_lost = False
     context.close()
