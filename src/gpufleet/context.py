@@ -213,12 +213,13 @@ class Context:
             if self._closed:
                 return True
             self._closed = True
+            if self.driver.is_forked:  # the driver's objects are the parent's
+                return True
             if self.threads_inside():
                 self._closed = False
                 return False
             self._finalizer.detach()
-            if not self.driver.is_forked:
-                self._destroy()
+            self._destroy()
             return True
 
     def _destroy(self) -> None:
