@@ -145,7 +145,7 @@ class Context:
             return
         error, popped = self._pop()
         found, remaining = self._get_current()
-        if int(remaining) != int(entry[1]) or int(popped) != self.address or error or found:
+        if error or found or int(remaining) != int(entry[1]) or int(popped) != self.address:
             self._restore(entry)
 
     def _entry_below(self, entries: ThreadEntries) -> Entry:
