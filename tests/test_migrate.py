@@ -329,6 +329,7 @@ def test_no_failing_call_leaves_anything_behind(
             assert set(raw.current.values()) == {0}, f"{case} left a context current"
             if cannot_be_undone(name, contexts, error, after):
                 virtual.reset()
+                virtual.initialize()
                 continue
             assert not any(raw.living.values()), f"{case} left contexts: {dict(raw.living)}"
             assert free_memory(virtual) == free, f"{case} left memory allocated"

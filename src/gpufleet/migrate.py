@@ -21,6 +21,7 @@ import numpy as np
 
 from gpufleet.context import Context
 from gpufleet.device import Device
+from gpufleet.driver import Driver
 from gpufleet.errors import GpufleetError, ImageError, NoDriver, add_note
 from gpufleet.program import Kernel, Program
 
@@ -76,7 +77,7 @@ class Migration:
     """Threads all of whose launches gave the right result on the right device."""
     threads: tuple[ThreadRecord, ...]
     failures: tuple[str, ...]
-    """One sentence for each thread that failed, and for each context that could not be closed."""
+    """A sentence for each thread that failed, each context that could not be closed, and a fault."""
 
     @property
     def ok(self) -> bool:
@@ -147,7 +148,7 @@ def run_migration(
             add_note(error, failure)
         raise
     failures = [f"{record} failed: {_in_words(record.error)}" for record in proof.records if record.error]
-    failures += _close(floating)
+    failures += _close(floating) + _faults(devices[0].driver)
     expected = threads_per_device * len(devices)
     return Migration(expected, proof.verified, tuple(proof.records), tuple(failures))
 
@@ -318,6 +319,11 @@ def _close(contexts: Sequence[Context]) -> list[str]:
         except GpufleetError as error:
             failures.append(f"{context!r} could not be closed: {error}")
     return failures
+
+
+def _faults(driver: Driver) -> list[str]:
+    """Say that the driver is lost, if it is: of a fault found while freeing, nothing else has told."""
+    return [f"a kernel has faulted: {driver.poison}"] if driver.poison is not None else []
 
 
 def _in_words(error: Exception) -> str:
