@@ -62,6 +62,11 @@ _COMPUTED: dict[str, Callable[[Device], int]] = {
     "GPU_PCI_DEVICE_ID": lambda device: 0,
     "HOST_NUMA_ID": lambda device: 0,
 }
+_ALIASES = {
+    "SHARED_MEMORY_PER_BLOCK": "MAX_SHARED_MEMORY_PER_BLOCK",
+    "REGISTERS_PER_BLOCK": "MAX_REGISTERS_PER_BLOCK",
+}
+"""Old names of cuda.h for the same numbers, by which some versions of the bindings (13.4) call them."""
 
 
 def device_attribute(device: Device, name: str) -> int:
@@ -69,5 +74,6 @@ def device_attribute(device: Device, name: str) -> int:
 
     What is not listed is 0: textures and surfaces have no size, and features are absent.
     """
+    name = _ALIASES.get(name, name)
     computed = _COMPUTED.get(name)
     return computed(device) if computed is not None else _DESCRIBED.get(name, 0)
