@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,7 @@ class Device:
     memory: Memory
     symbols: dict[str, int]
     engine: InterpreterEngine
+    executables: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, text: str, size: int = 1 << 26) -> Device:
@@ -111,7 +112,8 @@ class Device:
     def prepare(
         self, kernel: str, grid: Dim3, block: Dim3, *args: Any, shared: int = 0, **options: Any
     ) -> tuple[Any, Launch]:
-        executable = self.engine.load(self.module, kernel, self.symbols)
+        if kernel not in self.executables:
+            self.executables[kernel] = self.engine.load(self.module, kernel, self.symbols)
         function = self.module.kernels[kernel]
         space = bytearray(function.parameter_bytes)
         for parameter, value in zip(function.parameters, args, strict=True):
@@ -128,7 +130,7 @@ class Device:
             multiprocessors=132,
             **options,
         )
-        return executable, launch
+        return self.executables[kernel], launch
 
 
 def _encode(type: str, size: int, value: Any) -> bytes:
