@@ -148,6 +148,27 @@ print(code(d.cuCtxSynchronize()), d.fault)
 """, "interrupted NOT_READY\nSUCCESS None\n")  # fmt: skip
 
 
+def test_an_interrupted_copy_does_not_touch_the_array_any_more() -> None:
+    check("""
+import numpy as np
+start()
+latch, array = Latch(), np.zeros(1 << 20, np.uint8)
+pointer = value(d.cuMemAlloc(array.nbytes))
+launch(function(latch))
+d.cuMemsetD8(pointer, 7, array.nbytes)
+latch.wait_until_entered()
+threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    d.cuMemcpyDtoH(array.ctypes.data, pointer, array.nbytes)
+except KeyboardInterrupt:
+    print("interrupted")
+latch.open()
+print(code(d.cuCtxSynchronize()), array.any())
+d.cuMemcpyDtoH(array.ctypes.data, pointer, array.nbytes)
+print(array.all())
+""", "interrupted\nSUCCESS False\nTrue\n")  # fmt: skip
+
+
 def test_ctrl_c_during_work_on_the_main_thread_comes_when_it_is_done() -> None:
     check("""
 start()

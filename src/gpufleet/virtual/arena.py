@@ -1,6 +1,6 @@
 """Where do the bytes of one device lie? A part of the address space with a limit to its use.
 
-Nothing here locks or waits: whoever calls holds the driver's lock.
+Nothing here locks or waits: whoever calls holds the driver's lock, except for `decommit`.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ class Arena:
         return allocation
 
     def withdraw(self, allocation: Allocation) -> None:
-        """End an allocation's use. Its pages stay until `reclaim`, for whoever is just touching them."""
+        """End an allocation's use. Its pages stay until `decommit`, for whoever is just touching them."""
         self.index.remove(allocation)
         self.refund(whole_pages(allocation.size))
 
-    def reclaim(self, allocation: Allocation) -> None:
-        """Give a withdrawn allocation's memory to the system and its addresses back to the arena."""
+    def decommit(self, allocation: Allocation) -> None:
+        """Give a withdrawn allocation's memory back to the system."""
         self._space.decommit(allocation.start, whole_pages(allocation.size))
+
+    def reclaim(self, allocation: Allocation) -> None:
+        """Take a withdrawn allocation's addresses back."""
         self._ranges.give(allocation.start, allocation.reserved)
 
     def charge(self, size: int) -> bool:

@@ -11,6 +11,7 @@ from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.handles import new_handle
 from gpufleet.virtual.host_pointers import write_bytes
 from gpufleet.virtual.images import accepts
+from gpufleet.virtual.parameters import ParameterSpace
 
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
@@ -80,6 +81,7 @@ class Function:
         self.handle = new_handle()
         self.module = module
         self.kernel = kernel
+        self.parameters = ParameterSpace(kernel)
         self.max_dynamic_shared = max(DEFAULT_DYNAMIC_SHARED - kernel.static_shared, 0)
         self.attributes: dict[Any, int] = {}
         """What cuFuncSetAttribute was told of attributes without effect here."""

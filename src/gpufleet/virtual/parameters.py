@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Sequence
+import struct
 from typing import Any
 
 from gpufleet.virtual.calls import Refusal
@@ -18,63 +18,81 @@ END = 0
 _MOST_EXTRA = 16
 
 
-def parameter_space(kernel: Kernel, kernel_params: Any, extra: Any) -> bytes:
-    """Return the kernel's parameters as they lie in its parameter space.
+class ParameterSpace:
+    """How the parameters of one kernel lie in memory, and how a launch's arguments get there."""
 
-    Parameters
-    ----------
-    kernel_params : None, int, buffer, or tuple
-        The address of an array of pointers, a buffer that holds one, or (values, ctypes types) as the
-        bindings take it.
-    extra : None, int, or buffer
-        The address of an array BUFFER_POINTER, pointer, BUFFER_SIZE, pointer to the size, END, or a buffer
-        that holds one.
+    def __init__(self, kernel: Kernel) -> None:
+        self._name = kernel.name
+        self._size = kernel.parameter_bytes
+        self._sizes = [parameter.size for parameter in kernel.parameters]
+        # "s" cuts bytes to its length or fills them up with zeros.
+        layout, end = "<", 0
+        for parameter in kernel.parameters:
+            layout += f"{parameter.offset - end}x{parameter.size}s"
+            end = parameter.offset + parameter.size
+        self._layout = struct.Struct(layout)
 
-    Raises
-    ------
-    Refusal
-        INVALID_VALUE for both forms at once, for none where there are parameters, and for fewer values than
-        parameters; LAUNCH_OUT_OF_RESOURCES for a buffer that is too long. One that is too short is taken,
-        as by driver 580; what is missing is zero here.
-    """
-    is_packed = not _is_null(extra)
-    if not _is_null(kernel_params):
-        if is_packed:
+    def read(self, kernel_params: Any, extra: Any) -> bytes:
+        """Return a launch's parameters as the kernel finds them.
+
+        Parameters
+        ----------
+        kernel_params : None, int, buffer, or tuple
+            The address of an array of pointers, a buffer that holds one, or (values, ctypes types) as the
+            bindings take it.
+        extra : None, int, or buffer
+            The address of an array BUFFER_POINTER, pointer, BUFFER_SIZE, pointer to the size, END, or a
+            buffer that holds one.
+
+        Raises
+        ------
+        Refusal
+            INVALID_VALUE for both forms at once, for none where there are parameters, and for fewer values
+            than parameters; LAUNCH_OUT_OF_RESOURCES for a buffer that is too long. One that is too short is
+            taken, as by driver 580; what is missing is zero here.
+        """
+        if isinstance(kernel_params, tuple) and _is_null(extra):
+            return self._from_values(kernel_params)
+        if _is_null(kernel_params):
+            if not _is_null(extra):
+                return self._from_buffer(host_address(extra))
+            if self._sizes:
+                raise Refusal("INVALID_VALUE", f"none of {self._name!r}'s {len(self._sizes)} parameters came")
+            return b""
+        if not _is_null(extra):
             raise Refusal("INVALID_VALUE", "parameters come as kernelParams or as extra, not both")
-        if isinstance(kernel_params, tuple):
-            return _from_values(kernel, kernel_params)
-        return _from_pointers(kernel, host_address(kernel_params))
-    if is_packed:
-        return _from_buffer(kernel, host_address(extra))
-    if kernel.parameters:
-        raise Refusal("INVALID_VALUE", f"none of {kernel.name!r}'s {len(kernel.parameters)} parameters came")
-    return b""
+        return self._from_pointers(host_address(kernel_params))
+
+    def _from_pointers(self, address: int) -> bytes:
+        pointers = read_pointers(address, len(self._sizes))
+        if 0 in pointers:
+            raise Refusal("INVALID_VALUE", f"the pointer to parameter {pointers.index(0)} is NULL")
+        return self._layout.pack(*map(read_bytes, pointers, self._sizes))
+
+    def _from_buffer(self, address: int) -> bytes:
+        pointer, size = _packed(address)
+        if size > self._size:
+            raise Refusal(
+                "LAUNCH_OUT_OF_RESOURCES",
+                f"{self._name!r} takes {self._size} bytes of parameters, {size} came",
+            )
+        if size and not pointer:
+            raise Refusal("INVALID_VALUE", "the pointer to the packed parameters is NULL")
+        return read_bytes(pointer, size).ljust(self._size, b"\0")
+
+    def _from_values(self, arguments: tuple[Any, ...]) -> bytes:
+        if len(arguments) != 2 or len(arguments[0]) != len(arguments[1]):
+            raise TypeError("kernelParams as a tuple is (values, types), both of the same length")
+        if len(arguments[0]) < len(self._sizes):
+            raise Refusal(
+                "INVALID_VALUE",
+                f"{self._name!r} takes {len(self._sizes)} parameters, {len(arguments[0])} came",
+            )
+        return self._layout.pack(*map(_value, *arguments, self._sizes))
 
 
 def _is_null(argument: Any) -> bool:
     return argument is None or (isinstance(argument, int) and argument == 0)
-
-
-def _from_pointers(kernel: Kernel, address: int) -> bytes:
-    parameters = kernel.parameters
-    pointers = read_pointers(address, len(parameters))
-    if 0 in pointers:
-        raise Refusal("INVALID_VALUE", f"the pointer to parameter {pointers.index(0)} is NULL")
-    return _assembled(
-        kernel, [read_bytes(at, parameter.size) for at, parameter in zip(pointers, parameters, strict=True)]
-    )
-
-
-def _from_buffer(kernel: Kernel, address: int) -> bytes:
-    pointer, size = _packed(address)
-    expected = kernel.parameter_bytes
-    if size > expected:
-        raise Refusal(
-            "LAUNCH_OUT_OF_RESOURCES", f"{kernel.name!r} takes {expected} bytes of parameters, {size} came"
-        )
-    if size and not pointer:
-        raise Refusal("INVALID_VALUE", "the pointer to the packed parameters is NULL")
-    return read_bytes(pointer, size).ljust(expected, b"\0")
 
 
 def _packed(address: int) -> tuple[int, int]:
@@ -92,23 +110,6 @@ def _packed(address: int) -> tuple[int, int]:
         else:
             raise Refusal("INVALID_VALUE", f"{key}, {value:#x} make no entry of the array extra")
     return pointer, size
-
-
-def _from_values(kernel: Kernel, arguments: tuple[Any, ...]) -> bytes:
-    if len(arguments) != 2 or len(arguments[0]) != len(arguments[1]):
-        raise TypeError("kernelParams as a tuple is (values, types), both of the same length")
-    values, types = arguments
-    if len(values) < len(kernel.parameters):
-        raise Refusal(
-            "INVALID_VALUE", f"{kernel.name!r} takes {len(kernel.parameters)} parameters, {len(values)} came"
-        )
-    return _assembled(
-        kernel,
-        [
-            _value(value, kind, parameter.size)
-            for value, kind, parameter in zip(values, types, kernel.parameters, strict=False)
-        ],
-    )
 
 
 def _value(value: Any, kind: Any, size: int) -> bytes:
@@ -130,12 +131,3 @@ def _value(value: Any, kind: Any, size: int) -> bytes:
     elif isinstance(value, ctypes._SimpleCData):
         value = value.value
     return bytes(kind(value))
-
-
-def _assembled(kernel: Kernel, values: Sequence[bytes]) -> bytes:
-    """The parameter space with each value at its place, cut or filled with zeros to its size."""
-    space = bytearray(kernel.parameter_bytes)
-    for parameter, value in zip(kernel.parameters, values, strict=True):
-        end = parameter.offset + min(parameter.size, len(value))
-        space[parameter.offset : end] = value[: parameter.size]
-    return bytes(space)

@@ -111,16 +111,23 @@ def enqueue(
 
 
 def enqueue_and_wait(scheduler: Scheduler, stream: Stream, operation: Operation) -> None:
-    """Put an operation behind the work of a stream and return when it has ended."""
-    with InterruptsDeferred():
-        with scheduler.lock:
-            is_mine = scheduler.submit(operation, _before(stream, None), claim=True)
-            stream.tail = operation
-        if is_mine:
-            scheduler.run(operation)
-        scheduler.settle()
-    if not operation.done:
+    """Put an operation behind the work of a stream and return when it has ended.
+
+    If the wait is interrupted, the operation does nothing or has ended before this raises: it may use
+    memory that the caller is about to free.
+    """
+    try:
+        with InterruptsDeferred():
+            with scheduler.lock:
+                is_mine = scheduler.submit(operation, _before(stream, None), claim=True)
+                stream.tail = operation
+            if is_mine:
+                scheduler.run(operation)
+            scheduler.settle()
         scheduler.wait(operation)
+    except BaseException:
+        scheduler.revoke(operation)
+        raise
 
 
 def call_host(scheduler: Scheduler, stream: Stream, function: Callable[[], None]) -> None:

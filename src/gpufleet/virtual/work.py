@@ -17,7 +17,7 @@ from typing import Any
 
 from gpufleet.virtual.engine import KernelFault
 from gpufleet.virtual.interrupts import InterruptsDeferred
-from gpufleet.virtual.operations import DONE, READY, RUNNING, Operation, unfinished_ancestors
+from gpufleet.virtual.operations import BLOCKED, DONE, READY, RUNNING, Operation, unfinished_ancestors
 
 WORKERS = 128
 """Operations of one device that run at once: an H200 runs 128 grids (CUDA Programming Guide, technical
@@ -26,6 +26,10 @@ IDLE_SECONDS = 1.0
 """After so long without work a worker ends."""
 WAIT_SLICE = 0.25
 """A wait looks for signals this often where the system does not interrupt it (Windows)."""
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Queue:
@@ -146,6 +150,17 @@ class Scheduler:
             self._finish(operation, None)
             raise
         return self._finish(operation, comes_back_for)
+
+    def revoke(self, operation: Operation) -> None:
+        """Let an operation do nothing if it has not begun; otherwise wait until it has ended.
+
+        For who cannot wait any longer, but owns what the operation uses.
+        """
+        with self.lock:
+            if operation.state in (BLOCKED, READY):
+                operation.action = _do_nothing
+                return
+        self._park(operation)
 
     def retire(self, action: Callable[[], None]) -> None:
         """Let `settle` call `action` once every operation that is running now has ended."""

@@ -46,8 +46,9 @@ def cuMemFreeHost(state: State, p: Any) -> None:
         allocation = state.memory.at(address)
     if allocation is None or allocation.kind != "pinned":
         raise Refusal("INVALID_VALUE", f"no pinned memory starts at {address:#x}")
-    state.wait_for_device(allocation.context.device)
-    free(state, allocation)
+    wait_for_users(state, allocation)
+    if not free(state, allocation):
+        raise Refusal("INVALID_VALUE", f"another thread freed {allocation}")
 
 
 @call(outputs=1, context=True)

@@ -10,12 +10,10 @@ from gpufleet.virtual.api.libraries import kernel_function
 from gpufleet.virtual.api.occupancy import resident_blocks
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
-from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.devices import CLOCK_KILOHERTZ
 from gpufleet.virtual.engine import Dim3, Launch
 from gpufleet.virtual.modules import Function
 from gpufleet.virtual.operations import Operation
-from gpufleet.virtual.parameters import parameter_space
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue
 
@@ -63,10 +61,8 @@ def cuLaunchCooperativeKernel(
     _launch(state, f, grid, block, sharedMemBytes, hStream, kernelParams, None, cooperative=True)
 
 
-@call(context=True)
-def cuLaunchKernelEx(
-    state: State, current: Context, config: Any, f: Any, kernelParams: Any, extra: Any
-) -> None:
+@call()
+def cuLaunchKernelEx(state: State, config: Any, f: Any, kernelParams: Any, extra: Any) -> None:
     """Put a grid into a stream; of the attributes, COOPERATIVE has an effect."""
     grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
     block = (config.blockDimX, config.blockDimY, config.blockDimZ)
@@ -91,7 +87,7 @@ def _launch(
 ) -> None:
     function, stream = _function_and_stream(state, handle, stream_handle)
     _check(function, grid, block, shared, cooperative)
-    parameters = parameter_space(function.kernel, kernel_params, extra)
+    parameters = function.parameters.read(kernel_params, extra)
     executable = function.load()
     context = stream.context
     device = context.device
@@ -134,9 +130,10 @@ def _function_and_stream(state: State, handle: Any, stream_handle: Any) -> tuple
 
 
 def _check(function: Function, grid: Dim3, block: Dim3, shared: int, cooperative: bool) -> None:
-    for what, dimensions, largest in (("grid", grid, LARGEST_GRID), ("block", block, LARGEST_BLOCK)):
-        if any(not 1 <= size <= most for size, most in zip(dimensions, largest, strict=True)):
-            raise Refusal("INVALID_VALUE", f"a {what} of {dimensions}: expected 1 to {largest}")
+    if not _is_within(grid, LARGEST_GRID):
+        raise Refusal("INVALID_VALUE", f"a grid of {grid}: expected 1 to {LARGEST_GRID}")
+    if not _is_within(block, LARGEST_BLOCK):
+        raise Refusal("INVALID_VALUE", f"a block of {block}: expected 1 to {LARGEST_BLOCK}")
     name, threads = function.kernel.name, _product(block)
     if threads > MOST_THREADS:
         raise Refusal("INVALID_VALUE", f"a block of {threads} threads: the most is {MOST_THREADS}")
@@ -169,6 +166,11 @@ def _is_cooperative(attributes: list[Any]) -> bool:
             if (cluster.x, cluster.y, cluster.z) != (1, 1, 1):
                 raise Refusal("NOT_SUPPORTED", "virtual devices have no clusters of more than one block")
     return cooperative
+
+
+def _is_within(dimensions: Dim3, largest: Dim3) -> bool:
+    (x, y, z), (most_x, most_y, most_z) = dimensions, largest
+    return 1 <= x <= most_x and 1 <= y <= most_y and 1 <= z <= most_z
 
 
 def _product(dimensions: Dim3) -> int:
