@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 
 from gpufleet.errors import ImageError
@@ -63,6 +62,8 @@ MOST_NAMES = 20
 
 
 def _listed(name: str, names: Collection[str]) -> str:
+    import difflib  # only for an error
+
     plain = {base_name(each): each for each in names}
     close = [plain[each] for each in difflib.get_close_matches(name, plain, n=3)]
     others = [each for each in names if each not in close]
