@@ -314,7 +314,7 @@ def test_a_failed_thread_is_named_and_exits_1(capsys: pytest.CaptureFixture[str]
     assert lines_of(printed)[-1] == "verified 0 of 4"
     assert printed.count("ends  FAILED") == 4
     assert (
-        "gpufleet: thread 2 of device 1 failed: launched with packed, 32 of 32 values are wrong: "
+        "gpufleet: thread 2 of device 1 failed: launched with packed, 31 of 32 values are wrong: "
         "out[0] is 7, expected 32" in lines_of(errors)
     )
 
