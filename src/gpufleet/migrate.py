@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from gpufleet.context import Context
+from gpufleet.current import context_of
 from gpufleet.device import Device
 from gpufleet.driver import Driver
 from gpufleet.errors import GpufleetError, ImageError, NoDriver, add_note
@@ -300,8 +301,11 @@ def _current_device(context: Context) -> int:
 def _device_of_memory(context: Context, address: int) -> int:
     from cuda.bindings.driver import CUpointer_attribute
 
-    attribute = CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(context.driver.cuPointerGetAttribute(attribute, address))
+    # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL answers 0 for memory of device 1 (driver 580.159, two H200s,
+    # cuda-bindings 13.3.1); the owning context is right.
+    attribute = CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
+    owner = context.driver.cuPointerGetAttribute(attribute, address)
+    return context_of(context.driver, owner).device.ordinal
 
 
 def _check_nothing_current(context: Context) -> None:
