@@ -381,6 +381,22 @@ def test_forgotten_program_is_unloaded_by_the_next_load(
     assert len(unloads) == 1
 
 
+def test_forgotten_program_stays_loaded_while_its_kernel_may_run(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unloads = counted(monkeypatch, context.driver, "cuModuleUnload")
+    with context.alloc(128) as buffer:
+        gf.Program.from_image(ptx()).kernel("fill").launch(1, 32, buffer, 6, stream=context.main_stream)
+        gc.collect()
+        program = gf.Program.from_image(ptx())
+        program.kernel("fill").load(context)
+        assert not unloads, "nobody knows yet that the kernel is done"
+
+        assert list(buffer.to_numpy("i4")) == [6] * 32
+        gf.Program.from_image(ptx()).kernel("fill").load(context)
+    assert len(unloads) == 1
+
+
 def test_kernel_keeps_its_program_loaded(context: gf.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     unloads = counted(monkeypatch, context.driver, "cuModuleUnload")
     kernel = gf.Program.from_image(ptx()).kernel("fill")

@@ -107,8 +107,8 @@ class Kernel:
         Raises
         ------
         KernelArgumentError
-            If the buffer's size is not exactly the end of the last parameter. The driver itself reads
-            behind a shorter one, and refuses a longer one, be it by C's padding at the end.
+            If the buffer's size is not exactly the end of the last parameter. The driver itself takes a
+            shorter one without a word, and refuses a longer one, be it by C's padding at the end.
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()

@@ -29,8 +29,8 @@ class Program:
 
     Made by `from_source`, `from_file` and `from_image`. It belongs to no context: it loads itself, once,
     into each context in which one of its kernels is launched, and stays loaded until the context is
-    closed or, once the program is forgotten, another one is loaded there. Safe to use from many threads,
-    and in contexts of several devices and drivers, at once.
+    closed or, once the program is forgotten and its work done, another one is loaded there. Safe to use
+    from many threads, and in contexts of several devices and drivers, at once.
     """
 
     def __init__(self, code: Code, driver: DriverLike = None) -> None:
@@ -252,8 +252,9 @@ class _Source:
 class _Loaded:
     """The contexts that a program is loaded in.
 
-    A forgotten program must not be unloaded by its finalizer, which may run in the middle of anything,
-    also of a stream's capture: it leaves a note in each context, and the next load there reads it.
+    A forgotten program is not unloaded by its finalizer, which may run in the middle of anything, also
+    of a stream's capture: it leaves a note in each context, and the next load there reads it. That one
+    waits until no launch is in flight, since a kernel may still run whose program was forgotten.
     """
 
     def __init__(self) -> None:
@@ -265,8 +266,9 @@ class _Loaded:
 
     def _load(self, context: Context, image: Image) -> Any:
         notes: list[Any] = context.keep(_Loaded, list)
-        while notes:
-            context.drop(notes.pop())
+        if context.driver.launches.is_idle(context.address):
+            while notes:
+                context.drop(notes.pop())
         module = image.load(context)
         self._notes.append(notes)
         return module
