@@ -62,7 +62,7 @@ class Group:
         self.frame_base = 0
         """Where this function's local variables begin in the lanes' local memory."""
         self.turns = 0
-        """Backward branches taken while others waited."""
+        """Backward branches taken since the scheduler last chose."""
         self.origin: dict[int, tuple[Array, Array]] | None = None
         """In a smaller space: for each register the root's array it was taken from, and what was taken."""
         self._active: Array | None = None
