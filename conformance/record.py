@@ -1,0 +1,273 @@
+"""Record what the real driver answers to the memory probes: `python conformance/record.py OUTPUT_DIR`.
+
+Writes one JSON file, named after the GPU and the driver. Each chapter runs in a process of its own, so
+that a crash or a hang costs one group of probes: the chapter is run again without that group.
+Needs Python 3.12, numpy, cuda-bindings 13 and a GPU (two for the chapters on peers); not gpufleet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = pathlib.Path(__file__).parent
+KERNELS = HERE / "memory_kernels.cu"
+IMAGE = HERE / "memory_kernels.ptx"
+ALONE_TIMEOUT = 20  # seconds for a process that asks a few probes only
+SKIPS = 5  # groups of one chapter that may end its process before the chapter is given up
+# Streams beyond the number of hardware queues (8 by default) would wait for one another.
+ENVIRONMENT = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", nargs="?", type=pathlib.Path, help="folder for the JSON file")
+    parser.add_argument("--only", nargs="+", metavar="CHAPTER", help="record these chapters alone")
+    parser.add_argument("--repeat", type=int, default=1, help="run each chapter so often, and compare")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds for one process (default 60)")
+    parser.add_argument("--list", action="store_true", help="print the names of the chapters")
+    parser.add_argument(
+        "--kernels", action="store_true", help="compile memory_kernels.ptx (needs NVRTC 13.0)"
+    )
+    parser.add_argument("--chapter", help=argparse.SUPPRESS)
+    parser.add_argument("--journal", help=argparse.SUPPRESS)
+    parser.add_argument("--skip", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kernels:
+        compile_kernels()
+    elif options.hold:
+        hold()
+    elif options.chapter:
+        run_here(options.chapter, options.journal, options.skip)
+    elif options.list:
+        print("\n".join(names()))
+    elif options.output:
+        record(options)
+    else:
+        parser.error("an output folder is needed")
+
+
+def names():
+    import memory_probes
+
+    return [*memory_probes.CHAPTERS, *memory_probes.ALONE]
+
+
+# The recorder's own process: it never calls the driver itself
+
+
+def record(options):
+    import memory_probes
+
+    chosen = options.only or names()
+    unknown = sorted(set(chosen) - set(names()))
+    if unknown:
+        sys.exit(f"no chapter is called {', '.join(unknown)}; --list names them")
+    options.output.mkdir(parents=True, exist_ok=True)
+    # A process that holds the GPUs keeps the kernel driver from starting them anew for each chapter.
+    holder = subprocess.Popen(
+        command("--hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    try:
+        line = holder.stdout.readline()
+        if not line:
+            sys.exit("nothing to record: the driver could not be initialised")
+        recording = {"about": json.loads(line), "chapters": {}, "unstable": {}}
+        file = options.output / file_name(recording["about"])
+        table = []
+        together = [each for each in chosen if each in memory_probes.CHAPTERS]
+        alone = [each for each in chosen if each in memory_probes.ALONE]
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(4) as four:
+            for pool, some in ((one, together), (four, alone)):
+                for row, answers, unstable in pool.map(lambda name: run_chapter(name, options), some):
+                    table.append(row)
+                    recording["chapters"][row[0]] = answers
+                    if unstable:
+                        recording["unstable"][row[0]] = unstable
+                    file.write_text(json.dumps(recording, indent=1) + "\n")
+    finally:
+        holder.stdin.close()
+        holder.wait(30)
+    print_table(table, recording, file)
+
+
+def run_chapter(name, options):
+    """Run one chapter as often as asked; return (row of the table, answers, names of unstable answers)."""
+    begin = time.monotonic()
+    timeout = min(options.timeout, ALONE_TIMEOUT) if "." in name else options.timeout
+    runs = [ask_chapter(name, timeout) for _ in range(options.repeat)]
+    seconds = time.monotonic() - begin
+    answers = runs[0]
+    unstable = sorted(
+        {key for each in runs[1:] for key in {*answers, *each} if answers.get(key, key) != each.get(key, key)}
+    )
+    lost = [key for key in answers if key.endswith((".ended", ".poisoned"))]
+    return (name, len(answers), seconds, ", ".join(lost)), answers, unstable
+
+
+def ask_chapter(name, timeout):
+    """Run one chapter until it comes to its end, leaving out the groups in which it did not."""
+    lost, skip = {}, []
+    while True:
+        answers, during, ending = run_process(name, skip, timeout)
+        group = during.partition(".")[0]
+        if ending is None:
+            poisoned = [key.partition(".")[0] for key in answers if key.endswith(".poisoned")]
+            if not poisoned:
+                return {**lost, **answers}
+            group = poisoned[0]
+        else:
+            lost[f"{group or 'setup'}.ended"] = {**ending, "during": during}
+        lost.update({key: value for key, value in answers.items() if key.partition(".")[0] == group})
+        if "." in name or not group or group == "setup" or group in skip or len(skip) == SKIPS:
+            return {**answers, **lost}
+        skip.append(group)
+
+
+def run_process(name, skip, timeout):
+    """Run a chapter in a process; return (answers, last call begun, None or how the process ended)."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal = pathlib.Path(folder) / "journal"
+        errors = pathlib.Path(folder) / "errors"
+        with errors.open("w") as stream:
+            process = subprocess.Popen(
+                command("--chapter", name, "--journal", str(journal), "--skip", *skip),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=ENVIRONMENT,
+            )
+            try:
+                status = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = None
+        answers, during = read_journal(journal)
+        said = errors.read_text(errors="replace").strip().splitlines()[-1:]
+    if status == 0:
+        return answers, during, None
+    if status is None:
+        return answers, during, {"timed_out": timeout}
+    if status < 0:
+        return answers, during, {"crashed": signal.Signals(-status).name}
+    return answers, during, {"exit": status, "said": "".join(said)}
+
+
+def read_journal(path):
+    answers, during = {}, ""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            break  # the process ended while it wrote
+        during = entry[0]
+        if len(entry) == 2:
+            answers[entry[0]] = entry[1]
+    return answers, during
+
+
+def command(*arguments):
+    return [sys.executable, str(pathlib.Path(__file__).resolve()), *arguments]
+
+
+def file_name(about):
+    gpu = re.sub(r"[^a-z0-9]+", "-", about["gpu"].lower().replace("nvidia ", "")).strip("-")
+    return f"{gpu}-driver-{about['driver'].split('.')[0]}-memory.json"
+
+
+def print_table(table, recording, file):
+    width = max(len(row[0]) for row in table)
+    for name, count, seconds, lost in table:
+        unstable = len(recording["unstable"].get(name, ()))
+        note = "  ".join(filter(None, (lost, f"{unstable} unstable" if unstable else "")))
+        print(f"{name:<{width}} {count:>6} {seconds:>7.1f} s  {note}".rstrip())
+    print(f"{sum(row[1] for row in table)} answers of {len(table)} chapters in {file}")
+
+
+# A chapter's process
+
+
+def run_here(chapter, journal, skip):
+    import memory_probes
+    from cuda.bindings import driver
+
+    with open(journal, "w", buffering=1) as file:  # a line at a time: what is written survives a crash
+
+        def write(*entry):
+            file.write(json.dumps(entry) + "\n")
+
+        answers = memory_probes.probe(chapter, driver, IMAGE.read_bytes() + b"\0", skip=skip, journal=write)
+        for each in answers.items():
+            write(*each)
+    os._exit(0)  # leaves out the driver's own end, which a probe may have damaged
+
+
+def hold():
+    """Keep the GPUs open until standard input ends; say what they are."""
+    from importlib.metadata import version
+
+    from cuda.bindings import driver
+
+    try:
+        answer = driver.cuInit(0)[0]
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    if answer != 0:
+        sys.exit(f"cuInit answered {answer.name}")
+    count = driver.cuDeviceGetCount()[1]
+    for device in range(count):
+        driver.cuDevicePrimaryCtxRetain(device)
+    about = {
+        "gpu": driver.cuDeviceGetName(128, 0)[1].split(b"\0")[0].decode(),
+        "devices": count,
+        "driver": kernel_driver_version(),
+        "cuda": driver.cuDriverGetVersion()[1],
+        "cuda-bindings": version("cuda-bindings"),
+        "python": sys.version.split()[0],
+        "kernel": os.uname().release,
+    }
+    print(json.dumps(about), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+def kernel_driver_version():
+    try:
+        found = re.search(
+            r"\b(\d{3,}\.\d+(\.\d+)?)\b", pathlib.Path("/proc/driver/nvidia/version").read_text()
+        )
+    except OSError:
+        found = None
+    return found.group(1) if found else "unknown"
+
+
+# The kernels
+
+
+def compile_kernels():
+    from cuda.bindings import nvrtc
+
+    program = nvrtc.nvrtcCreateProgram(KERNELS.read_bytes(), KERNELS.name.encode(), 0, [], [])[1]
+    result = nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_75"])[0]
+    if result != 0:
+        log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+        nvrtc.nvrtcGetProgramLog(program, log)
+        sys.exit(log.decode())
+    text = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    nvrtc.nvrtcGetPTX(program, text)
+    IMAGE.write_bytes(text.rstrip(b"\0"))
+
+
+if __name__ == "__main__":
+    main()
