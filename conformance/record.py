@@ -119,15 +119,15 @@ def ask_chapter(name, timeout):
     """Run one chapter until it comes to its end, leaving out the groups in which it did not."""
     lost, skip = {}, []
     while True:
-        answers, during, ending = run_process(name, skip, timeout)
-        group = during.partition(".")[0]
+        answers, last, ending = run_process(name, skip, timeout)
+        group = last.partition(".")[0]
         if ending is None:
             poisoned = [key.partition(".")[0] for key in answers if key.endswith(".poisoned")]
             if not poisoned:
                 return {**lost, **answers}
             group = poisoned[0]
         else:
-            lost[f"{group or 'setup'}.ended"] = {**ending, "during": during}
+            lost[f"{group or 'setup'}.ended"] = {**ending, "after" if last in answers else "during": last}
         lost.update({key: value for key, value in answers.items() if key.partition(".")[0] == group})
         if "." in name or not group or group == "setup" or group in skip or len(skip) == SKIPS:
             return {**answers, **lost}
@@ -135,7 +135,7 @@ def ask_chapter(name, timeout):
 
 
 def run_process(name, skip, timeout):
-    """Run a chapter in a process; return (answers, last call begun, None or how the process ended)."""
+    """Run a chapter in a process; return (answers, where it was last, None or how the process ended)."""
     with tempfile.TemporaryDirectory() as folder:
         journal = pathlib.Path(folder) / "journal"
         errors = pathlib.Path(folder) / "errors"
@@ -153,28 +153,28 @@ def run_process(name, skip, timeout):
                 process.kill()
                 process.wait()
                 status = None
-        answers, during = read_journal(journal)
+        answers, last = read_journal(journal)
         said = errors.read_text(errors="replace").strip().splitlines()[-1:]
     if status == 0:
-        return answers, during, None
+        return answers, last, None
     if status is None:
-        return answers, during, {"timed_out": timeout}
+        return answers, last, {"timed_out": timeout}
     if status < 0:
-        return answers, during, {"crashed": signal.Signals(-status).name}
-    return answers, during, {"exit": status, "said": "".join(said)}
+        return answers, last, {"crashed": signal.Signals(-status).name}
+    return answers, last, {"exit": status, "said": "".join(said)}
 
 
 def read_journal(path):
-    answers, during = {}, ""
+    answers, last = {}, ""
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
         except ValueError:
             break  # the process ended while it wrote
-        during = entry[0]
+        last = entry[0]
         if len(entry) == 2:
             answers[entry[0]] = entry[1]
-    return answers, during
+    return answers, last
 
 
 def command(*arguments):

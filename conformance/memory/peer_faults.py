@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .peers import Pair
 from .places import access, new_pool
-from .probe import run_chapter
+from .probe import run_alone
 
 
 def never_enabled(p):
@@ -57,8 +57,8 @@ FAULTS = (never_enabled, other_direction, disabled, pool_never_allowed, pool_con
 
 def probe_peer_fault(driver, image, name, **how):
     """One of FAULTS, by its name; what do both devices answer afterwards?"""
-    chosen = [each for each in FAULTS if each.__name__ == name]
-    return run_chapter(chosen, driver, image, devices=2, **how)
+    faults = {each.__name__: each for each in FAULTS}
+    return run_alone(faults[name], driver, image, devices=2, **how)
 
 
 def _from_a_pool(p, pair):

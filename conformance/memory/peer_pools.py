@@ -40,9 +40,8 @@ def pool_access(p):
     for flag in ("READ", "NONE", "READWRITE"):
         p.ask(flag, d.cuMemPoolSetAccess, pool, [access(p, "DEVICE", 1, flag)], 1)
         say(flag)
-    p.need(
-        d.cuMemPoolSetAccess, pool, [access(p, "DEVICE", 1, "READWRITE")], 1
-    )  # or the kernels below would fault
+    # Without access the kernels below would fault.
+    p.need(d.cuMemPoolSetAccess, pool, [access(p, "DEVICE", 1, "READWRITE")], 1)
     after = int(p.need(d.cuMemAllocFromPoolAsync, 4096, pool, stream))
     p.need(p.launch, "fill", after, 6, stream=stream, block=2)
     p.need(d.cuStreamSynchronize, stream)

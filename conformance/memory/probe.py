@@ -37,17 +37,19 @@ def run_chapter(groups, driver, image, *, skip=(), journal=None, devices=1):
     if probe.device_count < devices:
         return {}
     for group in groups:
-        name = group.__name__
-        if name in skip:
-            continue
-        probe.group = name
-        try:
-            group(probe)
-        except Exception as error:
-            probe.keep("exception", describe(error))
-        probe.clean_up()
+        if group.__name__ not in skip:
+            probe.run(group)
+            probe.clean_up()
         if probe.poisoned:
             break
+    return probe.answers
+
+
+def run_alone(group, driver, image, *, skip=(), journal=None, devices=1):
+    """Run one group and leave everything as it is then: looking at it might end the process."""
+    probe = Probe(driver, image, journal)
+    if probe.device_count >= devices and group.__name__ not in skip:
+        probe.run(group)
     return probe.answers
 
 
@@ -71,6 +73,14 @@ class Probe:
         self.context = self.need(self.d.cuCtxCreate, None, 0, 0)
         self._states = self.need(self.d.cuMemHostAlloc, 1 << 16, MAPPED_AND_PORTABLE)
         self.kernel("latch")
+
+    def run(self, group):
+        """Ask one group; what Python raises in it is an answer too."""
+        self.group = group.__name__
+        try:
+            group(self)
+        except Exception as error:
+            self.keep("exception", describe(error))
 
     # Asking and keeping
 
@@ -119,6 +129,7 @@ class Probe:
 
     def call(self, function, *arguments, **keywords):
         """(code, value) of a call, not kept."""
+        # A stream that a group destroys must not be touched again when the group is cleaned up.
         if any(getattr(each, "__name__", "") == "cuStreamDestroy" for each in (function, *arguments)):
             self._streams = [each for each in self._streams if each not in arguments]
             self._capturing = [each for each in self._capturing if each not in arguments]
