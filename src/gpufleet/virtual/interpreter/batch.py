@@ -73,7 +73,7 @@ class Batch:
             return known[2]
         if len(self._infos) >= _REMEMBERED:
             self._infos.clear()
-        info = AddressInfo(addresses if group.mask is None else addresses.take(group.active, mode="wrap"))
+        info = AddressInfo(group.picked(addresses), self.geometry)
         # The arrays are kept too, so that their ids cannot come to mean others.
         self._infos[key] = addresses, group.mask, info
         return info
@@ -165,7 +165,7 @@ class Batch:
     def _per_lane(self, per_block: Array) -> Array:
         if (per_block == per_block[0]).all():
             return per_block[:1]
-        return per_block.take(self.geometry.block_of, mode="wrap")
+        return np.repeat(per_block, self.geometry.threads)
 
     def locate(self, lane: int) -> tuple[Dim3, Dim3]:
         """Return the coordinates of a lane's block and thread."""

@@ -81,6 +81,20 @@ class Group:
         lanes = self.space.lanes
         return lanes if self.mask is None else lanes.take(self.active, mode="wrap")
 
+    def picked(self, value: Array) -> Array:
+        """Turn one element per slot into one per lane of the group; uniform values stay."""
+        if self.mask is None or value.size == 1:
+            return value
+        return value.take(self.active, mode="wrap")
+
+    def spread(self, value: Array) -> Array:
+        """Turn one element per lane of the group into one per slot; uniform values stay."""
+        if self.mask is None or value.size == 1:
+            return value
+        whole = np.zeros(self.space.size, value.dtype)
+        whole[self.active] = value
+        return whole
+
     @property
     def key(self) -> Path:
         """Orders groups: callers first, then the block."""

@@ -147,9 +147,9 @@ def _nearest_f32_of_sum(a: Array, b: Array) -> Array:
         candidates |= (np.abs(total) < _FLOAT_MIN) & (total != 0)
     if candidates.any():
         at = np.flatnonzero(candidates)
-        a, b = (np.broadcast_to(x, total.shape)[at] for x in (a, b))
-        value, error = two_sum(a, b)
-        result[at] = _settle_ties(result[at], value, error)
+        value, error = two_sum(*(x if x.size == 1 else x[at] for x in (a, b)))
+        if error.any():
+            result[at] = _settle_ties(result[at], value, error)
     return result
 
 
