@@ -1,4 +1,4 @@
-"""Who carries out which operation when? The ready queues of the devices and their worker threads.
+"""Who carries out which operation when?
 
 An operation knows how many others must end before it: the one before it in its stream, events it waits
 for. When none is left it is ready and goes to its device's queue, from which one of the device's workers
@@ -19,6 +19,7 @@ from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.engine import KernelFault
 from gpufleet.virtual.interrupts import InterruptsDeferred
 from gpufleet.virtual.operations import BLOCKED, DONE, READY, RUNNING, Operation, unfinished_ancestors
+from gpufleet.virtual.queues import Queue
 
 WORKERS = 128
 """Operations of one device that run at once: an H200 runs 128 grids (CUDA Programming Guide, technical
@@ -38,42 +39,6 @@ class _Here(threading.local):
 
     is_running = False
     """Whether it is carrying out an operation."""
-
-
-class Queue:
-    """The ready operations of one device, and its workers."""
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.ready: deque[Operation] = deque()
-        self.waiting = 0
-        """Operations in `ready` that nobody has taken; the rest are leftovers of helping threads."""
-        self.coming = 0
-        """Workers that were woken or hired and have not looked for work yet."""
-        self.workers: set[threading.Thread] = set()
-        self.parked: list[LockType] = []
-        """A locked lock of each worker without work; releasing it wakes the worker."""
-
-    def take(self) -> Operation | None:
-        """Return the oldest operation that nobody has taken."""
-        while self.ready:
-            operation = self.ready.popleft()
-            if operation.state == READY:
-                self.waiting -= 1
-                return operation
-        return None
-
-    def wake(self) -> bool:
-        """Wake a worker, if one is without work."""
-        if not self.parked:
-            return False
-        self.coming += 1
-        self.parked.pop().release()
-        return True
-
-    def is_takeable(self, operation: Operation) -> bool:
-        """Say whether a worker of this device may go on with an operation."""
-        return operation.device == self.ordinal
 
 
 class Scheduler:
