@@ -13,7 +13,8 @@ import re
 import threading
 
 MAPPED_AND_PORTABLE = 3
-BRIEF = 0.3  # seconds that a latch holds where a call may wait for it; the call itself takes less than 10 ms
+BRIEF = 0.3
+"""Seconds that a latch holds where a call may wait for it; a call that does not wait takes less than 10 ms."""
 PARAMETERS = {
     "fill": (ctypes.c_void_p, ctypes.c_int),
     "add": (ctypes.c_void_p, ctypes.c_int),

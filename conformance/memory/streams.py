@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .probe import in_thread, ints, run_chapter
+from .probe import BRIEF, in_thread, ints, run_chapter
 
 LEGACY, PER_THREAD = 1, 2
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -180,7 +180,7 @@ def order_with_the_null_stream(p):
     for first, busy in streams.items():
         for second, other in streams.items():
             p.journal(f"runs_beside.{first} < {second}")
-            latch = p.latch(busy, 0.15)
+            latch = p.latch(busy, BRIEF)
             p.need(p.launch, "fill", memory, 1, stream=other)
             p.need(d.cuEventRecord, done, other)
             p.need(d.cuEventSynchronize, done)
