@@ -14,7 +14,7 @@ import threading
 
 MAPPED_AND_PORTABLE = 3
 BRIEF = 0.3
-"""Seconds that a latch holds where a call may wait for it; a call that does not wait takes less than 10 ms."""
+"""Seconds that a latch holds where a call may wait for it; one that does not wait takes less than 10 ms."""
 PARAMETERS = {
     "fill": (ctypes.c_void_p, ctypes.c_int),
     "add": (ctypes.c_void_p, ctypes.c_int),
