@@ -107,6 +107,10 @@ class GlobalMemory:
         self._last = int(starts[index]), int(ends[index])
         return True
 
+    def end_of(self, address: int) -> int:
+        """Return where the allocation that an address lies in ends; 0 if it lies in none."""
+        return self._last[1] if self.contains(address, address + 1) else 0
+
     def inside(self, addresses: Array, size: int) -> Array:
         """Say for each address whether `size` bytes from there lie in one allocation."""
         starts, ends = self.memory.spans()

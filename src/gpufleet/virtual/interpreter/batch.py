@@ -84,6 +84,12 @@ class Batch:
             return self._shared_bytes
         return self._local_stride if space == "local" else len(self.launch.parameters)
 
+    def start_of(self, space: str, lane: int) -> int:
+        """Return where a lane's part of shared or local memory, or the parameters, begins, in bytes."""
+        if space == "shared":
+            return lane // self.geometry.threads * self._shared_stride
+        return lane * self._local_stride if space == "local" else 0
+
     def view_of(self, space: str, dtype: np.dtype[Any]) -> Array:
         """Return all of a batch's shared or local memory, or the parameters, as an array."""
         view = self._views.get((space, dtype))
