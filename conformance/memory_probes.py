@@ -31,7 +31,7 @@ from memory.graph_launches import probe_graph_launches
 from memory.graph_memory import probe_graph_memory
 from memory.graphs import probe_graphs
 from memory.green import probe_green
-from memory.hazards import HAZARDS, probe_hazard
+from memory.hazards import GRAVE, HAZARDS, probe_hazard
 from memory.managed import probe_managed
 from memory.modules import probe_modules
 from memory.peer_faults import FAULTS, probe_peer_fault
@@ -72,8 +72,16 @@ CHAPTERS = {
 ALONE = (
     *(f"hazard.{each.__name__}" for each in HAZARDS),
     *(f"peer_fault.{each.__name__}" for each in FAULTS),
+    *(f"hazard.{each.__name__}" for each in GRAVE),
 )
 """What may end the process, or its use of CUDA: one process each."""
+
+UNDISTURBED = (
+    *("waiting", "streams", "peers", "contexts"),
+    *(f"peer_fault.{each.__name__}" for each in FAULTS),
+    *(f"hazard.{each.__name__}" for each in GRAVE),
+)
+"""What wants the GPUs for itself: it looks at who waits, or at free memory, or it faults."""
 
 
 def probe(chapter, driver, image, **how):

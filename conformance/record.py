@@ -8,6 +8,7 @@ Needs Python 3.12, numpy, cuda-bindings 13 and a GPU (two for the chapters on pe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -17,23 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 HERE = pathlib.Path(__file__).parent
 KERNELS = HERE / "memory_kernels.cu"
 IMAGE = HERE / "memory_kernels.ptx"
 ALONE_TIMEOUT = 20  # seconds for a process that asks a few probes only
 SKIPS = 5  # groups of one chapter that may end its process before the chapter is given up
-# Streams beyond the number of hardware queues (8 by default) would wait for one another.
-ENVIRONMENT = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", nargs="?", type=pathlib.Path, help="folder for the JSON file")
-    parser.add_argument("--only", nargs="+", metavar="CHAPTER", help="record these chapters alone")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CHAPTER", help="record these; keep what the file has else"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="run each chapter so often, and compare")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one process (default 60)")
+    parser.add_argument("--limit", type=float, default=400, help="seconds after which no chapter is begun")
+    parser.add_argument("--jobs", type=int, default=4, help="chapters at once, where that disturbs none")
     parser.add_argument("--list", action="store_true", help="print the names of the chapters")
     parser.add_argument(
         "--kernels", action="store_true", help="compile memory_kernels.ptx (needs NVRTC 13.0)"
@@ -74,45 +77,91 @@ def record(options):
     if unknown:
         sys.exit(f"no chapter is called {', '.join(unknown)}; --list names them")
     options.output.mkdir(parents=True, exist_ok=True)
-    # A process that holds the GPUs keeps the kernel driver from starting them anew for each chapter.
-    holder = subprocess.Popen(
-        command("--hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+    undisturbed = [each for each in memory_probes.UNDISTURBED if each in chosen]
+    others = [each for each in chosen if each not in undisturbed]
+    with held_gpus() as about:
+        file = options.output / file_name(about)
+        recording = Recording(file, about, kept=options.only is not None)
+        runner = Runner(options)
+        for some, jobs in ((others, options.jobs), (undisturbed, 1)):
+            with ThreadPoolExecutor(jobs) as pool:
+                for done in as_completed([pool.submit(runner.run, each) for each in some]):
+                    recording.add(*done.result())
+    print(f"{recording.count} answers of {len(recording.chapters)} chapters in {file}")
+
+
+@contextlib.contextmanager
+def held_gpus():
+    """Keep the GPUs open, so that the kernel driver need not start them anew for each process."""
+    holder = subprocess.Popen(command("--hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         line = holder.stdout.readline()
         if not line:
             sys.exit("nothing to record: the driver could not be initialised")
-        recording = {"about": json.loads(line), "chapters": {}, "unstable": {}}
-        file = options.output / file_name(recording["about"])
-        table = []
-        together = [each for each in chosen if each in memory_probes.CHAPTERS]
-        alone = [each for each in chosen if each in memory_probes.ALONE]
-        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(4) as four:
-            for pool, some in ((one, together), (four, alone)):
-                for row, answers, unstable in pool.map(lambda name: run_chapter(name, options), some):
-                    table.append(row)
-                    recording["chapters"][row[0]] = answers
-                    if unstable:
-                        recording["unstable"][row[0]] = unstable
-                    file.write_text(json.dumps(recording, indent=1) + "\n")
+        yield json.loads(line)
     finally:
         holder.stdin.close()
-        holder.wait(30)
-    print_table(table, recording, file)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            holder.wait(30)
 
 
-def run_chapter(name, options):
-    """Run one chapter as often as asked; return (row of the table, answers, names of unstable answers)."""
-    begin = time.monotonic()
-    timeout = min(options.timeout, ALONE_TIMEOUT) if "." in name else options.timeout
-    runs = [ask_chapter(name, timeout) for _ in range(options.repeat)]
-    seconds = time.monotonic() - begin
-    answers = runs[0]
-    unstable = sorted(
-        {key for each in runs[1:] for key in {*answers, *each} if answers.get(key, key) != each.get(key, key)}
-    )
-    lost = [key for key in answers if key.endswith((".ended", ".poisoned"))]
-    return (name, len(answers), seconds, ", ".join(lost)), answers, unstable
+class Recording:
+    """The file, written anew after each chapter, so that what was recorded is never lost."""
+
+    def __init__(self, file, about, kept):
+        old = json.loads(file.read_text()) if kept and file.exists() else {}
+        self.file = file
+        self.about = about
+        self.chapters = old.get("chapters", {})
+        self.unstable = old.get("unstable", {})
+
+    @property
+    def count(self):
+        return sum(map(len, self.chapters.values()))
+
+    def add(self, name, answers, unstable, seconds):
+        """Keep a chapter's answers and print a line about them; None: it was not run."""
+        if answers is None:
+            print(f"{name:<42} not run", flush=True)
+            return
+        self.chapters[name] = answers
+        self.unstable.pop(name, None)
+        if unstable:
+            self.unstable[name] = unstable
+        order = {each: place for place, each in enumerate(names())}
+        chapters = dict(sorted(self.chapters.items(), key=lambda item: order.get(item[0], len(order))))
+        content = {"about": self.about, "chapters": chapters, "unstable": self.unstable}
+        self.file.write_text(json.dumps(content, indent=1) + "\n")
+        remarks = [key for key in answers if key.endswith((".ended", ".poisoned"))]
+        remarks += [f"{len(unstable)} unstable"] if unstable else []
+        print(f"{name:<42} {len(answers):>5} {seconds:>6.1f} s  {', '.join(remarks)}".rstrip(), flush=True)
+
+
+class Runner:
+    """Runs chapters in processes of their own, until time is up or a process cannot be killed."""
+
+    def __init__(self, options):
+        self._options = options
+        self._deadline = time.monotonic() + options.limit
+        self._stuck = False
+
+    def run(self, name):
+        """Run one chapter as often as asked; return (name, answers, names of unstable answers, seconds)."""
+        begin = time.monotonic()
+        if self._stuck or begin > self._deadline:
+            return name, None, [], 0.0
+        timeout = min(self._options.timeout, ALONE_TIMEOUT) if "." in name else self._options.timeout
+        runs = [ask_chapter(name, timeout) for _ in range(self._options.repeat)]
+        answers = runs[0]
+        unstable = sorted(
+            key
+            for key in {key for each in runs for key in each}
+            if any(each.get(key, "no answer") != answers.get(key, "no answer") for each in runs)
+        )
+        ends = [value for each in runs for key, value in each.items() if key.endswith(".ended")]
+        # A process that survives SIGKILL waits inside the kernel driver: the next one would too.
+        self._stuck = self._stuck or any(end.get("killed") is False for end in ends)
+        return name, answers, unstable, time.monotonic() - begin
 
 
 def ask_chapter(name, timeout):
@@ -145,23 +194,38 @@ def run_process(name, skip, timeout):
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env=ENVIRONMENT,
+                env=environment(),
             )
-            try:
-                status = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                status = None
+            status, killed = wait(process, timeout)
         answers, last = read_journal(journal)
         said = errors.read_text(errors="replace").strip().splitlines()[-1:]
     if status == 0:
         return answers, last, None
     if status is None:
-        return answers, last, {"timed_out": timeout}
+        return answers, last, {"timed_out": timeout, "killed": killed}
     if status < 0:
         return answers, last, {"crashed": signal.Signals(-status).name}
     return answers, last, {"exit": status, "said": "".join(said)}
+
+
+def wait(process, timeout):
+    """(exit status or None, whether a process that took too long is gone)."""
+    try:
+        return process.wait(timeout), True
+    except subprocess.TimeoutExpired:
+        process.kill()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        return None, False
+    return None, True
+
+
+def environment():
+    """More hardware queues than the 8 by default, which streams would share and then wait for one
+    another; and a place for compiled kernels even where the home folder cannot be written."""
+    cache = os.path.join(tempfile.gettempdir(), "memory-probes-cache")
+    return {"CUDA_CACHE_PATH": cache, **os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def read_journal(path):
@@ -184,15 +248,6 @@ def command(*arguments):
 def file_name(about):
     gpu = re.sub(r"[^a-z0-9]+", "-", about["gpu"].lower().replace("nvidia ", "")).strip("-")
     return f"{gpu}-driver-{about['driver'].split('.')[0]}-memory.json"
-
-
-def print_table(table, recording, file):
-    width = max(len(row[0]) for row in table)
-    for name, count, seconds, lost in table:
-        unstable = len(recording["unstable"].get(name, ()))
-        note = "  ".join(filter(None, (lost, f"{unstable} unstable" if unstable else "")))
-        print(f"{name:<{width}} {count:>6} {seconds:>7.1f} s  {note}".rstrip())
-    print(f"{sum(row[1] for row in table)} answers of {len(table)} chapters in {file}")
 
 
 # A chapter's process

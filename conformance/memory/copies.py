@@ -178,13 +178,19 @@ def overlapping(p):
 
 
 def source_changed_after_an_async_copy(p):
-    """A small pageable source has been read when the call returns; a pinned one is read later."""
+    """Has the source been read when the call returns? Then what is written into it later is not copied."""
     d = p.d
-    target, result, stream = p.device(), p.device(), p.stream()
-    for name, source in (("pageable", p.pageable()), ("pinned", p.pinned())):
+    most = 1 << 20
+    target, result, stream = p.device(most), p.device(), p.stream()
+    for name, source, size in (
+        ("pageable", p.pageable(), 64),
+        ("pageable_65536", p.pageable(most), 65536),
+        ("pageable_1_mib", p.pageable(most), most),
+        ("pinned", p.pinned(), 64),
+    ):
         ints(source)[0] = 1
         latch = p.latch(stream)
-        p.ask(f"{name}.copy", d.cuMemcpyHtoDAsync, target, source, 64, stream)
+        p.ask(f"{name}.copy", d.cuMemcpyHtoDAsync, target, source, size, stream)
         ints(source)[0] = 2
         p.note(f"{name}.waited", latch.has_timed_out)
         latch.open()

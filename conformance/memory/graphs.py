@@ -208,13 +208,13 @@ def clone(p):
 
 
 def child_graphs(p):
+    """A graph as a node of another; of itself: hazards.py."""
     d = p.d
     memory, stream = p.device(), p.stream()
     p.write(memory, 0)
     child, parent = adding(p, memory), new_graph(p)
     first = p.ask("add", d.cuGraphAddChildGraphNode, parent, [], 0, child)
     p.ask("add_again", d.cuGraphAddChildGraphNode, parent, [first], 1, child)
-    p.ask("itself", d.cuGraphAddChildGraphNode, parent, [], 0, parent)
     p.note("shape", shape(p, parent))
     inside = p.ask("get", d.cuGraphChildGraphNodeGetGraph, first)
     p.note("get.is_a_copy", inside is not None and int(inside) != int(child))

@@ -134,7 +134,9 @@ def create(p):
         green = p.ask(f"flags_{flags}", d.cuGreenCtxCreate, description, 0, flags)
         if green is not None:
             p.ask(f"flags_{flags}.destroy", d.cuGreenCtxDestroy, green)
-    p.ask("no_description", d.cuGreenCtxCreate, 0, 0, DEFAULT_STREAM)
+    green = p.ask("no_description", d.cuGreenCtxCreate, 0, 0, DEFAULT_STREAM)
+    if green is not None:  # so it is on driver 580
+        p.need(d.cuGreenCtxDestroy, green)
     p.ask("no_such_device", d.cuGreenCtxCreate, description, 99, DEFAULT_STREAM)
     if p.device_count > 1:
         p.ask("another_device", d.cuGreenCtxCreate, description, 1, DEFAULT_STREAM)

@@ -97,17 +97,51 @@ def unloaded_module(p):
     p.ask("unload", d.cuModuleUnload, module)
 
 
-def unloaded_library(p):
+def _unloaded_library(p):
     d = p.d
     library = p.need(d.cuLibraryLoadData, p.image, [], [], 0, [], [], 0)
     kernel = p.need(d.cuLibraryGetKernel, library, b"fill")
     function = p.need(d.cuKernelGetFunction, kernel)
     p.need(d.cuLibraryUnload, library)
-    p.ask("kernel", d.cuLibraryGetKernel, library, b"fill")
-    p.ask("function", d.cuKernelGetFunction, kernel)
+    return library, kernel, function
+
+
+def unloaded_library(p):
+    library, _, _ = _unloaded_library(p)
+    p.ask("kernel", p.d.cuLibraryGetKernel, library, b"fill")
+
+
+def unloaded_library_again(p):
+    library, _, _ = _unloaded_library(p)
+    p.ask("unload", p.d.cuLibraryUnload, library)
+
+
+def kernel_of_an_unloaded_library(p):
+    _, kernel, _ = _unloaded_library(p)
+    p.ask("function", p.d.cuKernelGetFunction, kernel)
+
+
+def function_of_an_unloaded_library(p):
+    _, _, function = _unloaded_library(p)
     p.ask("launch", p.launch, "fill", p.device(), 1, handle=function)
-    p.ask("synchronize", d.cuCtxSynchronize)
-    p.ask("unload", d.cuLibraryUnload, library)
+    p.ask("synchronize", p.d.cuCtxSynchronize)
+
+
+def graph_in_itself(p):
+    d = p.d
+    graph = p.need(d.cuGraphCreate, 0)
+    p.need(d.cuGraphAddEmptyNode, graph, [], 0)
+    p.ask("add", d.cuGraphAddChildGraphNode, graph, [], 0, graph)
+
+
+def attached_without_a_flag(p):
+    memory = p.need(p.d.cuMemAllocManaged, PAGE, 1)
+    p.ask("attach", p.d.cuStreamAttachMemAsync, p.stream(), memory, 0, 0)
+
+
+def attached_with_two_flags(p):
+    memory = p.need(p.d.cuMemAllocManaged, PAGE, 1)
+    p.ask("attach", p.d.cuStreamAttachMemAsync, p.stream(), memory, 0, 3)
 
 
 def green_destroyed_while_current(p):
@@ -230,35 +264,49 @@ def device_as_host_target(p):
     p.ask("synchronize", d.cuCtxSynchronize)
 
 
-def calls_in_a_host_function(p):
-    """NVIDIA forbids them. No call here waits for a stream."""
+def _in_a_host_function(p, calls):
+    """Make calls in a function that a stream calls; {name: (function, arguments)}."""
     d = p.d
-    stream, other, event = p.stream(), p.stream(), p.event()
-    calls = (
-        ("cuCtxGetCurrent", d.cuCtxGetCurrent, ()),
-        ("cuDeviceGetCount", d.cuDeviceGetCount, ()),
-        ("cuCtxGetDevice", d.cuCtxGetDevice, ()),
-        ("cuStreamQuery", d.cuStreamQuery, (other,)),
-        ("cuEventQuery", d.cuEventQuery, (event,)),
-        ("cuEventRecord", d.cuEventRecord, (event, other)),
-        ("cuLaunchKernel", lambda: p.launch("fill", memory, 1, stream=other, handle=function), ()),
-        ("cuMemAlloc", d.cuMemAlloc, (4096,)),
-    )
-    memory, function = p.device(), p.kernel("fill")
-    current = []
+    stream = p.stream()
 
     @p.alive
     @HostFunction
     def run(data):
-        answer, context = p.call(d.cuCtxGetCurrent)
-        current.append(None if answer != "SUCCESS" else int(context) != 0)
-        for name, call, arguments in calls:
+        for name, (call, *arguments) in calls.items():
             p.ask(name, call, *arguments)
 
     p.ask("launch", d.cuLaunchHostFunc, stream, d.CUhostFn(ctypes.cast(run, ctypes.c_void_p).value), 0)
     p.ask("synchronize", d.cuStreamSynchronize, stream)
-    p.note("a_context_is_current", current)
     p.ask("synchronize_all", d.cuCtxSynchronize)
+
+
+def questions_in_a_host_function(p):
+    """NVIDIA forbids calls there; these wait for nothing."""
+    d = p.d
+    other, event = p.stream(), p.event()
+    _in_a_host_function(
+        p,
+        {
+            "cuCtxGetCurrent": (d.cuCtxGetCurrent,),
+            "cuDeviceGetCount": (d.cuDeviceGetCount,),
+            "cuCtxGetDevice": (d.cuCtxGetDevice,),
+            "cuStreamQuery": (d.cuStreamQuery, other),
+            "cuEventQuery": (d.cuEventQuery, event),
+        },
+    )
+
+
+def work_in_a_host_function(p):
+    d = p.d
+    other, event, memory, function = p.stream(), p.event(), p.device(), p.kernel("fill")
+    _in_a_host_function(
+        p,
+        {
+            "cuEventRecord": (d.cuEventRecord, event, other),
+            "launch": (lambda: p.launch("fill", memory, 1, stream=other, handle=function),),
+            "cuMemAlloc": (d.cuMemAlloc, 4096),
+        },
+    )
 
 
 HAZARDS = (
@@ -268,21 +316,32 @@ HAZARDS = (
     stream_of_a_destroyed_context,
     destroyed_pool,
     destroyed_graph,
+    graph_in_itself,
     unloaded_module,
     unloaded_library,
+    unloaded_library_again,
+    kernel_of_an_unloaded_library,
+    function_of_an_unloaded_library,
     green_destroyed_while_current,
     green_destroyed_before_its_stream,
     green_destroyed_as_a_context,
     unmapped_while_registered,
     mapped_anew_while_registered,
-    write_to_read_only_registration,
+    attached_without_a_flag,
+    attached_with_two_flags,
     device_as_host_source,
-    device_as_host_target,
-    calls_in_a_host_function,
 )
+
+GRAVE = (
+    write_to_read_only_registration,
+    questions_in_a_host_function,
+    device_as_host_target,
+    work_in_a_host_function,
+)
+"""What may fault or hang, least first."""
 
 
 def probe_hazard(driver, image, name, **how):
-    """One of HAZARDS, by its name."""
-    hazards = {each.__name__: each for each in HAZARDS}
+    """One of HAZARDS or GRAVE, by its name."""
+    hazards = {each.__name__: each for each in (*HAZARDS, *GRAVE)}
     return run_alone(hazards[name], driver, image, **how)

@@ -246,6 +246,7 @@ def range_attributes_of_parts(p):
 
 
 def attach(p):
+    """With one flag; none and two are in hazards.py."""
     d = p.d
     memory = int(p.need(d.cuMemAllocManaged, SIZE, GLOBAL))
     on_host = int(p.need(d.cuMemAllocManaged, SIZE, HOST))
@@ -259,8 +260,6 @@ def attach(p):
         "single.interior": (stream, memory + 4096, 0, SINGLE),
         "single.null_stream": (0, memory, 0, SINGLE),
         "host.null_stream": (0, memory, 0, HOST),
-        "no_flag": (stream, memory, 0, 0),
-        "two_flags": (stream, memory, 0, GLOBAL | HOST),
         "host_memory.global": (stream, on_host, 0, GLOBAL),
         "host_memory.single": (stream, on_host, 0, SINGLE),
         "device_memory": (stream, p.device(), 0, SINGLE),

@@ -164,11 +164,17 @@ def _library(p, text=None):
 
 
 def load_library(p):
+    """A library is compiled late: what is wrong with it shows when something in it is asked for."""
     d = p.d
     p.ask("with_a_context", d.cuLibraryLoadData, p.image, [], [], 0, [], [], 0)
-    p.ask("bad", d.cuLibraryLoadData, BAD, [], [], 0, [], [], 0)
-    p.ask("garbage", d.cuLibraryLoadData, b"this is not a module\0", [], [], 0, [], [], 0)
-    p.ask("empty", d.cuLibraryLoadData, b"\0", [], [], 0, [], [], 0)
+    for name, text in (("bad", BAD), ("garbage", b"this is not a module\0"), ("empty", b"\0")):
+        library = p.ask(name, d.cuLibraryLoadData, text, [], [], 0, [], [], 0)
+        kernel = p.ask(f"{name}.kernel", d.cuLibraryGetKernel, library, b"k")
+        p.ask(f"{name}.count", d.cuLibraryGetKernelCount, library)
+        p.ask(f"{name}.module", d.cuLibraryGetModule, library)
+        if kernel is not None:
+            p.ask(f"{name}.function", d.cuKernelGetFunction, kernel)
+        p.ask(f"{name}.unload", d.cuLibraryUnload, library)
     p.need(d.cuCtxPopCurrent)
     library = p.ask("without_a_context", d.cuLibraryLoadData, p.image, [], [], 0, [], [], 0)
     p.ask("without_a_context.kernel", d.cuLibraryGetKernel, library, b"fill")

@@ -48,12 +48,14 @@ def support(p):
 def allocate(p):
     d = p.d
     stream = p.stream()
-    for size in (0, 1, 1000, MIB, 1 << 45):
+    for size in (0, 1, 1000, MIB, (2 << 20) + 1, 1 << 45):
         found = p.ask(f"{size}", d.cuMemAllocAsync, size, stream)
         if found is not None:
             p.note(f"{size}.alignment.256", int(found) % 256 == 0)
-            base, length = p.need(d.cuMemGetAddressRange, int(found))
-            p.note(f"{size}.range", [int(base) == int(found), int(length)])
+            ends = p.ask(f"{size}.range", d.cuMemGetAddressRange, int(found))
+            p.note(
+                f"{size}.range.value", None if ends is None else [int(ends[0]) == int(found), int(ends[1])]
+            )
             p.ask(f"{size}.free", d.cuMemFreeAsync, found, stream)
     p.ask("synchronize", d.cuStreamSynchronize, stream)
     first, second = (int(p.need(d.cuMemAllocAsync, 1, stream)) for _ in range(2))

@@ -12,6 +12,7 @@ def probe_waiting(driver, image, **how):
     return run_chapter(
         (
             own_stream,
+            pageable_copies_by_size,
             copies_beside_a_non_blocking_stream,
             copies_beside_a_blocking_stream,
             allocation,
@@ -36,8 +37,6 @@ def own_stream(p):
         for size in (SMALL, LARGE):
             p.waits(f"in.{kind}.{size}", stream, d.cuMemcpyHtoDAsync, device, host, size, stream)
             p.waits(f"out.{kind}.{size}", stream, d.cuMemcpyDtoHAsync, host, device, size, stream)
-    p.waits("in.pageable.65536", stream, d.cuMemcpyHtoDAsync, device, pageable, 1 << 16, stream)
-    p.waits("in.pageable.65537", stream, d.cuMemcpyHtoDAsync, device, pageable, (1 << 16) + 1, stream)
     p.waits("between", stream, d.cuMemcpyDtoDAsync, other, device, LARGE, stream)
     p.waits("memset", stream, d.cuMemsetD8Async, device, 1, LARGE, stream)
     p.waits("launch", stream, p.launch, "fill", device, 1, stream=stream)
@@ -46,6 +45,24 @@ def own_stream(p):
     p.waits("synchronize", stream, d.cuStreamSynchronize, stream)
     p.waits("destroy_another", stream, d.cuStreamDestroy, p.stream())
     p.need(d.cuMemHostUnregister, registered)
+
+
+def pageable_copies_by_size(p):
+    """Copies in that find room in the driver's own buffers return early; at some size they no longer do."""
+    d = p.d
+    most = 64 << 20
+    stream, device, pageable = p.stream(), p.device(most), p.pageable(most)
+    for shift in (12, 16, 18, 20, 21, 22, 23, 24, 26):
+        p.waits(f"in.{1 << shift}", stream, d.cuMemcpyHtoDAsync, device, pageable, 1 << shift, stream)
+    p.waits("out.4", stream, d.cuMemcpyDtoHAsync, pageable, device, 4, stream)
+    for count in (2, 16, 64):
+        latch = p.latch(stream, BRIEF)
+        answers = {p.code(d.cuMemcpyHtoDAsync, device, pageable, 1 << 16, stream) for _ in range(count)}
+        p.note(f"in.{count}_of_65536", sorted(answers))
+        p.note(f"in.{count}_of_65536.waits", latch.has_timed_out)
+        latch.open()
+        p.need(d.cuStreamSynchronize, stream)
+    p.need(d.cuMemFree, device)
 
 
 def _copies(p, stream):
