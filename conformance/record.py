@@ -171,6 +171,7 @@ def ask_chapter(name, timeout):
         answers, last, ending = run_process(name, skip, timeout)
         group = last.partition(".")[0]
         if ending is None:
+            # A group that leaves the context unusable costs those behind it their answers.
             poisoned = [key.partition(".")[0] for key in answers if key.endswith(".poisoned")]
             if not poisoned:
                 return {**lost, **answers}
