@@ -282,6 +282,18 @@ def test_migrate_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> Non
         assert [launch["device"] for launch in thread["launches"]] == [thread["device"]] * 4
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("contexts", ["created", "primary"])
+@pytest.mark.parametrize("launch", ["pointers", "packed", "both"])
+def test_migrate_on_every_real_gpu(launch: str, contexts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpufleet.cli import main
+
+    code = main(["migrate", "--driver", "nvidia", "-n", "15", "--launch", launch, "--contexts", contexts])
+
+    expected = 15 * len(gf.devices("nvidia"))
+    assert (code, lines_of(capsys.readouterr().out)[-1]) == (0, f"verified {expected} of {expected}")
+
+
 def test_a_missing_image_says_where_it_was_looked_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
