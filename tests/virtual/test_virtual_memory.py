@@ -156,6 +156,8 @@ def test_copies_between_allocations_and_devices(d: Any, context: Any) -> None:
     second = value(d.cuMemAlloc(4096))
     d.cuMemcpyDtoD(second, first, 4096)
     assert (read(d, second, 4096) == 5).all()
+    assert code(d.cuMemsetD8(first, 6, 4096)) == "INVALID_VALUE"  # unlike copies, fills need access
+    d.cuCtxSetCurrent(context)
     d.cuMemsetD8(first, 6, 4096)
     d.cuMemcpy(second, first, 2048)
     assert read(d, second, 4096).tolist() == [6] * 2048 + [5] * 2048

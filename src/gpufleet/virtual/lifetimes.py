@@ -73,7 +73,7 @@ def withdraw(state: State, allocation: Allocation) -> bool:
     with state.lock:
         if state.memory.at(allocation.start) is not allocation:
             return False
-        if allocation.pool is not None:
+        if allocation.pool is not None and not allocation.is_freed:
             allocation.pool.count(-allocation.size)
         state.scheduler.retire(state.memory.withdraw(allocation))
         return True

@@ -88,11 +88,15 @@ class Memory:
         """Say whether any of these bytes lies in the region, where touching what is not allocated faults."""
         return self.space.contains(address, size)
 
+    def knows(self, address: int, size: int) -> bool:
+        """Say whether bytes that lie in no allocation begin in registered memory or touch the region."""
+        return self.space.contains(address, size) or self.registered.find(address) is not None
+
     def owned_by(self, context: Context) -> Iterator[Allocation]:
-        """Yield what a context allocated or registered."""
+        """Yield what a context allocated or registered; memory of a pool belongs to no context."""
         for index in self._indices():
             for allocation in index:
-                if allocation.context is context:
+                if allocation.context is context and allocation.pool is None:
                     yield allocation
 
     def describe(self, address: int, context: Context | None = None) -> str:

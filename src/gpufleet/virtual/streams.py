@@ -90,7 +90,14 @@ class Event:
 
     def record(self, scheduler: Scheduler, stream: Stream) -> None:
         """Let the event mean the work that is in `stream` now."""
-        operation = Operation(stream.context.device.ordinal)
+        enqueue(scheduler, stream, self._new_operation())
+
+    def record_after(self, scheduler: Scheduler, operations: list[Operation]) -> None:
+        """Let the event mean some operations; the lock is held, and `Scheduler.settle` follows."""
+        scheduler.submit(self._new_operation(), operations)
+
+    def _new_operation(self) -> Operation:
+        operation = Operation(self.context.device.ordinal)
 
         def mark() -> None:
             if self.operation is operation:
@@ -98,7 +105,7 @@ class Event:
 
         operation.mark = mark
         self.operation = operation
-        enqueue(scheduler, stream, operation)
+        return operation
 
 
 def enqueue(
@@ -131,6 +138,13 @@ def enqueue_and_wait(scheduler: Scheduler, stream: Stream, operation: Operation)
     except BaseException:
         scheduler.revoke(operation)
         raise
+
+
+def wait_for_event(scheduler: Scheduler, stream: Stream, event: Event) -> None:
+    """Let later work of a stream wait for what an event means now."""
+    operation = event.operation
+    if operation is not None and not operation.done:
+        enqueue(scheduler, stream, Operation(stream.context.device.ordinal), after=operation)
 
 
 def call_host(scheduler: Scheduler, stream: Stream, function: Callable[[], None]) -> None:

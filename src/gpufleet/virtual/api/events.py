@@ -8,7 +8,7 @@ from gpufleet.virtual.bindings import bindings
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.state import State
-from gpufleet.virtual.streams import Event
+from gpufleet.virtual.streams import Event, wait_for_event
 
 INTERPROCESS = 4
 """CU_EVENT_INTERPROCESS."""
@@ -17,9 +17,7 @@ INTERPROCESS = 4
 @call(outputs=1, context=True)
 def cuEventCreate(state: State, current: Context, Flags: int) -> Any:
     """Create an event in the current context."""
-    if Flags & INTERPROCESS:
-        raise Refusal("NOT_SUPPORTED", "virtual devices have no events between processes")
-    if Flags & ~3:
+    if Flags & ~7 or (Flags & INTERPROCESS and not Flags & Event.DISABLE_TIMING):
         raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of an event")
     event = Event(current, Flags)
     with state.lock:
@@ -45,10 +43,30 @@ def cuEventRecord(state: State, hEvent: Any, hStream: Any) -> None:
 
 @call()
 def cuEventRecordWithFlags(state: State, hEvent: Any, hStream: Any, flags: int) -> None:
-    """Do what cuEventRecord does; the flags are for graphs."""
-    if flags & ~1:
-        raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a recording")
+    """Do what cuEventRecord does; the flag there is is for captures, of which there are none."""
+    check_event_flags(flags)
     _record(state, hEvent, hStream)
+
+
+@call()
+def cuCtxRecordEvent(state: State, hCtx: Any, hEvent: Any) -> None:
+    """Let an event mean all work that is in its context now."""
+    context, event = state.live_context(hCtx), state.event(hEvent)
+    if event.context is not context:
+        raise Refusal("INVALID_HANDLE", "the event is of another context")
+    with state.lock:
+        event.record_after(state.scheduler, context.pending())
+    state.scheduler.settle()
+
+
+@call()
+def cuCtxWaitEvent(state: State, hCtx: Any, hEvent: Any) -> None:
+    """Let all later work of a context wait for an event."""
+    context, event = state.live_context(hCtx), state.event(hEvent)
+    with state.lock:
+        streams = [context.legacy, *context.ordinary_streams()]
+    for stream in streams:
+        wait_for_event(state.scheduler, stream, event)
 
 
 @call()
@@ -81,6 +99,13 @@ def cuEventElapsedTime(state: State, hStart: Any, hEnd: Any) -> float:
     if not (start.is_ready and end.is_ready):
         raise Refusal("NOT_READY")
     return (end.time - start.time) / 1e6
+
+
+def check_event_flags(flags: int) -> None:
+    """Refuse the flags of a recording or a wait; 1 is for captures, of which there are none."""
+    if flags:
+        code = "ILLEGAL_STATE" if flags == 1 else "INVALID_VALUE"
+        raise Refusal(code, f"the flags are {flags}: expected 0")
 
 
 def _record(state: State, handle: Any, stream_handle: Any) -> None:

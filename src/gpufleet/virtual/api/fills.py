@@ -7,6 +7,7 @@ from typing import Any
 from gpufleet.virtual.bindings import number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.device_memory import ContextMemory
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
@@ -136,7 +137,10 @@ def _fill(
         return
     memory = state.memory
     side = Side(address, width, rows, pitch, must_be_known=True)
-    locate(memory, side)
+    locate(memory, stream.context, side)
+    known = side.allocation
+    if known is not None and not ContextMemory(memory, stream.context).reaches(known):
+        raise Refusal("INVALID_VALUE", f"kernels of the stream's context do not reach {known}")
     masked = value & ((1 << 8 * item) - 1)
     operation = Operation(stream.context.device.ordinal, lambda: fill(memory, side, masked, item))
     if waits and not side.is_device:

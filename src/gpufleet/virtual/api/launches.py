@@ -139,7 +139,7 @@ def _check(function: Function, grid: Dim3, block: Dim3, shared: int, cooperative
         raise Refusal("INVALID_VALUE", f"a block of {threads} threads: the most is {MOST_THREADS}")
     if threads > function.max_threads:
         raise Refusal(
-            "LAUNCH_OUT_OF_RESOURCES",
+            "INVALID_VALUE",
             f"a block of {threads} threads: {name!r} allows {function.max_threads} (.maxntid)",
         )
     required = function.kernel.required_block

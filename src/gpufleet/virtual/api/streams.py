@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gpufleet.virtual.api.contexts import PRIORITIES
+from gpufleet.virtual.api.events import check_event_flags
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.host_pointers import host_address
-from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
-from gpufleet.virtual.streams import LEGACY, NON_BLOCKING, PER_THREAD, Stream, call_host, enqueue
+from gpufleet.virtual.streams import LEGACY, NON_BLOCKING, PER_THREAD, Stream, call_host, wait_for_event
 
 
 @call(outputs=1, context=True)
@@ -59,12 +59,8 @@ def cuStreamQuery(state: State, hStream: Any) -> None:
 @call()
 def cuStreamWaitEvent(state: State, hStream: Any, hEvent: Any, Flags: int) -> None:
     """Let later work of a stream wait for an event, of whatever context and device."""
-    if Flags & ~1:
-        raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of a wait")
-    stream, event = state.stream(hStream), state.event(hEvent)
-    operation = event.operation
-    if operation is not None and not operation.done:
-        enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal), after=operation)
+    check_event_flags(Flags)
+    wait_for_event(state.scheduler, state.stream(hStream), state.event(hEvent))
 
 
 @call()
@@ -94,6 +90,12 @@ def cuStreamAddCallback(state: State, hStream: Any, callback: Any, userData: Any
 def cuStreamGetCtx(state: State, hStream: Any) -> Any:
     """Return the context of a stream."""
     return bindings().CUcontext(state.stream(hStream).context.handle)
+
+
+@call(outputs=2)
+def cuStreamGetCtx_v2(state: State, hStream: Any) -> tuple[Any, Any]:
+    """Return the context of a stream, and no green context."""
+    return bindings().CUcontext(state.stream(hStream).context.handle), bindings().CUgreenCtx(0)
 
 
 @call(outputs=1)
