@@ -46,7 +46,7 @@ Handler = Callable[["Decoder", Instruction], list[Operation]]
 EndHandler = Callable[["Decoder", Instruction, Block, "Block | None"], End]
 """Turns an instruction that ends a block into how the block is left; gets the block and the next one."""
 
-_POLLING_LOADS = frozenset({"volatile", "relaxed", "acquire", "mmio"})
+_POLLING_LOADS = frozenset({"volatile", "relaxed", "acquire"})
 
 
 class Linker(Protocol):
