@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -382,3 +384,75 @@ def test_second_failure_while_leaving_is_a_note_on_the_first(context: gf.Context
             in_thread_leave(None, None, None)  # leaves early, so that the block's own leaving fails
             _ = 1 // 0
     assert "leaving" in caught.value.__notes__[0]
+
+
+def test_forgotten_context_with_a_main_stream_is_destroyed(device: Device) -> None:
+    context = device.create_context()
+    buffer = context.alloc(16)
+    buffer.copy_from(bytes(16), stream=context.main_stream)  # which keeps the buffer, which keeps the context
+    handle = context.handle
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        del context, buffer
+        gc.collect()
+    with pytest.raises(gf.CudaError):
+        device.driver.cuCtxDestroy(handle)
+
+
+def test_closed_context_is_not_kept_by_what_was_in_it(device: Device) -> None:
+    context = device.create_context()
+    context.main_stream.record()
+    context.alloc(16).close()
+    context.close()
+    dead = weakref.ref(context)
+    del context
+    gc.collect()
+    assert dead() is None
+
+
+@pytest.mark.filterwarnings("ignore:16 bytes of .* were never freed:ResourceWarning")
+def test_finalizers_of_two_threads_do_not_wait_for_each_other(device: Device) -> None:
+    contexts = [device.create_context(), device.create_context()]
+    buffers = [[context.alloc(16)] for context in contexts]
+    both_hold_their_lock = threading.Barrier(2)
+
+    def forget_the_others_buffer(mine: int) -> None:
+        both_hold_their_lock.wait(10)
+        buffers[1 - mine].clear()
+        both_hold_their_lock.wait(10)
+
+    threads = [
+        threading.Thread(
+            target=contexts[mine].keep,
+            args=("key", functools.partial(forget_the_others_buffer, mine)),
+            daemon=True,
+        )
+        for mine in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    for context in contexts:
+        context.close()
+    assert not both_hold_their_lock.broken
+
+
+@pytest.mark.parametrize("call", ["_push", "_pop", "_get_current"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_interrupted_entering_or_leaving_leaves_nothing_current(
+    context: gf.Context, call: str, is_done: bool
+) -> None:
+    function = getattr(context, call)
+
+    def interrupted(*arguments: Any) -> Any:
+        if is_done:
+            function(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(context, call, interrupted)
+    with pytest.raises(KeyboardInterrupt), context:
+        pass
+    setattr(context, call, function)
+    assert current(context.driver) == 0
+    assert context.threads_inside() == []

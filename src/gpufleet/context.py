@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
-from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, StickyError, WrongContext, add_note
+from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
+from gpufleet.lifetime import Lifetime
 from gpufleet.memory import DeviceBuffer
 from gpufleet.stream import Event, Stream
 
@@ -54,9 +55,7 @@ class Context:
         self.handle = handle
         self.address = int(handle)
         self.kind = kind
-        self.is_gone = False
         self._closed = False
-        self._lock = threading.RLock()  # finalizers may enter it again
         self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._main_stream: Stream | None = None
@@ -64,10 +63,9 @@ class Context:
         self._get_current = raw.cuCtxGetCurrent
         self._push = raw.cuCtxPushCurrent
         self._pop = raw.cuCtxPopCurrent
-        release = _RELEASE[kind]
-        self._finalizer = weakref.finalize(
-            self, _forgotten, self.driver, release, handle, device.handle, repr(self)
-        )
+        self.life = Lifetime(self.driver, repr(self))
+        self._lock = self.life.lock
+        self._finalizer = weakref.finalize(self, _forgotten, self.life, _RELEASE[kind], handle, device.handle)
         self._finalizer.atexit = False
 
     # Entering and leaving
@@ -125,15 +123,22 @@ class Context:
         error, previous = self._get_current()
         if error:
             raise self.driver.failure(error, "cuCtxGetCurrent")
-        # Noted before the check below: `close` sets the flag first and looks at the notes second.
-        entries.append((self, previous, by_with))
-        if self._closed:
-            entries.pop()
-            raise self._is_closed()
-        (error,) = self._push(self.handle)
-        if error:
-            entries.pop()
-            raise self.driver.failure(error, "cuCtxPushCurrent")
+        depth = len(entries)
+        try:
+            # Noted before the check below: `close` sets the flag first and looks at the notes second.
+            entries.append((self, previous, by_with))
+            if self._closed:
+                raise self._is_closed()
+            (error,) = self._push(self.handle)
+            if error:
+                raise self.driver.failure(error, "cuCtxPushCurrent")
+        except GpufleetError:
+            del entries[depth:]
+            raise
+        except BaseException:  # Ctrl-C, before or after the push
+            self._back_to(previous)
+            del entries[depth:]
+            raise
 
     def _leave(self) -> None:
         entries = thread_entries()
@@ -143,10 +148,22 @@ class Context:
             entry = self._entry_below(entries)
         if self.driver.is_forked:
             return
-        error, popped = self._pop()
-        found, remaining = self._get_current()
-        if error or found or int(remaining) != int(entry[1]) or int(popped) != self.address:
+        try:
+            error, popped = self._pop()
+            found, remaining = self._get_current()
+            is_restored = not (error or found) and int(remaining) == int(entry[1])
+        except BaseException:  # Ctrl-C, before or after the pop
+            self._back_to(entry[1])
+            raise
+        if not is_restored or int(popped) != self.address:
             self._restore(entry)
+
+    def _back_to(self, previous: Any) -> None:
+        """Make current what was so before an entry, of whose push or pop nobody knows whether it happened."""
+        if self.address == int(self.driver.cuCtxGetCurrent()) != int(previous):
+            self.driver.cuCtxPopCurrent()
+        if int(self.driver.cuCtxGetCurrent()) != int(previous):
+            self.driver.cuCtxSetCurrent(previous)
 
     def _entry_below(self, entries: ThreadEntries) -> Entry:
         """Take out this thread's last `with` entry of this context, which is not the topmost one."""
@@ -230,21 +247,27 @@ class Context:
             self._kept.clear()
             self.is_gone = True
             _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
-        self.driver.launches.finished(self.address)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the driver's context was destroyed, or our retain of it released."""
+        return self.life.is_gone
+
+    @is_gone.setter
+    def is_gone(self, is_gone: bool) -> None:
+        self.life.is_gone = is_gone
 
     def free(self, call: str, handle: Any) -> None:
         """Call a driver function that frees an object of this context, if it still exists."""
-        driver = self.driver
-        with self._lock:  # so that `close` cannot destroy, and the driver reuse, the handle meanwhile
-            if self.is_gone or driver.is_lost:
-                return
-            try:
-                getattr(driver, call)(handle)
-            except StickyError:  # freed with everything else when the process ends
-                return
+        self.if_alive(lambda: getattr(self.driver, call)(handle))
+
+    def if_alive(self, release: Callable[[], object]) -> None:
+        """Call what frees something in this context, if that still exists."""
+        self.life.if_alive(release)
 
     def _release_contents(self) -> None:
         """Free what lives in a primary context: it may live on, when others retain it."""
+        self.life.free_forgotten()
         previous = self.driver.cuCtxGetCurrent()
         self.driver.cuCtxPushCurrent(self.handle)
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
@@ -286,7 +309,8 @@ class Context:
             with self._lock:
                 stream = self._main_stream
                 if stream is None:
-                    stream = self._main_stream = Stream.create(self)
+                    stream = self._main_stream = Stream.create(self, is_main=True)
+                    self.life.main_stream = stream._finalizer
                     if self.kind == "borrowed":
                         stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
@@ -334,6 +358,7 @@ class Context:
                 if found is None:
                     with self:
                         found = self._kept[key] = (make(), release)
+            self.life.free_forgotten()
         value: T = found[0]
         return value
 
@@ -366,6 +391,7 @@ def _what_is_on_top(top: Entry | None) -> str:
 
 def _destroy_created(driver: Driver, handle: Any, device: Any) -> None:
     driver.cuCtxDestroy(handle)
+    driver.launches.forget(int(handle))
 
 
 def _release_primary(driver: Driver, handle: Any, device: Any) -> None:
@@ -379,11 +405,12 @@ def _leave_alone(driver: Driver, handle: Any, device: Any) -> None:
 _RELEASE = {"created": _destroy_created, "primary": _release_primary, "borrowed": _leave_alone}
 
 
-def _forgotten(
-    driver: Driver, release: Callable[..., None], handle: Any, device: Any, description: str
-) -> None:
-    if sys.is_finalizing() or driver.is_forked or release is _leave_alone:
+def _forgotten(life: Lifetime, release: Callable[..., None], handle: Any, device: Any) -> None:
+    if sys.is_finalizing() or life.driver.is_forked or release is _leave_alone:
         return
-    warnings.warn(f"{description} was never closed", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{life!r} was never closed", ResourceWarning, stacklevel=2)
+    if life.main_stream is not None:  # dies with the context, and would be finalized after it
+        life.main_stream()
+    life.is_gone = True
     with contextlib.suppress(GpufleetError):  # a finalizer has nobody to tell
-        release(driver, handle, device)
+        release(life.driver, handle, device)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from gpufleet.context import Context
+    from gpufleet.lifetime import Lifetime
 
 
 class DeviceBuffer:
@@ -37,7 +38,7 @@ class DeviceBuffer:
         self.address = address
         self.nbytes = nbytes
         self._closed = False
-        self._finalizer = weakref.finalize(self, _forgotten, context, address, nbytes)
+        self._finalizer = weakref.finalize(self, _forgotten, context.life, address, nbytes)
         self._finalizer.atexit = False
 
     @classmethod
@@ -189,8 +190,8 @@ def _writable_view(array: Any) -> NDArray[Any]:
     return array if isinstance(array, np.ndarray) else np.frombuffer(array, "u1")
 
 
-def _forgotten(context: Context, address: int, nbytes: int) -> None:
-    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+def _forgotten(life: Lifetime, address: int, nbytes: int) -> None:
+    if sys.is_finalizing() or life.is_gone or life.driver.is_forked:
         return
-    warnings.warn(f"{nbytes} bytes of {context!r} were never freed", ResourceWarning, stacklevel=2)
-    context.free("cuMemFree", address)
+    warnings.warn(f"{nbytes} bytes of {life!r} were never freed", ResourceWarning, stacklevel=2)
+    life.free_later(lambda: life.driver.cuMemFree(address))

@@ -16,6 +16,7 @@ from gpufleet.errors import ContextClosed, CudaError, WrongContext
 if TYPE_CHECKING:
     from gpufleet.context import Context
     from gpufleet.driver import Driver
+    from gpufleet.lifetime import Lifetime
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
@@ -31,20 +32,21 @@ class Stream:
     Made by `Context.stream`. Safe to use from many threads; work of two threads enters in some order.
     """
 
-    def __init__(self, context: Context, handle: Any) -> None:
+    def __init__(self, context: Context, handle: Any, *, is_main: bool = False) -> None:
         self.context = context
         self.handle = handle
         self.address = int(handle)
         self._closed = False
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
+        self._is_main = is_main
         self._finalizer = _finalize(self, "cuStreamDestroy", handle)
 
     @classmethod
-    def create(cls, context: Context) -> Stream:
-        """Create a non-blocking stream in `context`."""
+    def create(cls, context: Context, *, is_main: bool = False) -> Stream:
+        """Create a non-blocking stream in `context`; its main one, nobody but the context closes."""
         with context:
             handle = context.driver.cuStreamCreate(NON_BLOCKING)
-        stream = cls(context, handle)
+        stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
 
@@ -120,10 +122,15 @@ class Stream:
         if self._closed or self._finalizer.detach() is None:
             return
         driver = self.context.driver
-        if not (self.context.is_gone or driver.is_lost):
-            wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        try:
+            if not (self.context.is_gone or driver.is_lost):
+                wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        except BaseException:  # Ctrl-C: the stream is as open as it was
+            self._finalizer = _finalize(self, "cuStreamDestroy", self.handle)
+            raise
         self._closed = True
         self._held.clear()
+        driver.launches.forget(self.context.address, self.address)
         self.context.free("cuStreamDestroy", self.handle)
 
     def abandon(self) -> None:
@@ -249,14 +256,15 @@ def _is_ready(driver: Driver, query: str, handle: Any) -> bool:
 
 
 def _finalize(owner: Stream | Event, destroy: str, handle: Any) -> Any:
-    finalizer = weakref.finalize(owner, _forgotten, owner.context, destroy, handle, isinstance(owner, Stream))
+    is_missed = isinstance(owner, Stream) and not owner._is_main
+    finalizer = weakref.finalize(owner, _forgotten, owner.context.life, destroy, handle, is_missed)
     finalizer.atexit = False
     return finalizer
 
 
-def _forgotten(context: Context, destroy: str, handle: Any, is_stream: bool) -> None:
-    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+def _forgotten(life: Lifetime, destroy: str, handle: Any, is_missed: bool) -> None:
+    if sys.is_finalizing() or life.is_gone or life.driver.is_forked:
         return
-    if is_stream:
-        warnings.warn(f"a stream of {context!r} was never closed", ResourceWarning, stacklevel=2)
-    context.free(destroy, handle)
+    if is_missed:
+        warnings.warn(f"a stream of {life!r} was never closed", ResourceWarning, stacklevel=2)
+    life.free_later(lambda: getattr(life.driver, destroy)(handle))
