@@ -136,12 +136,21 @@ def test_headers_include_what_lies_beside_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("header", "instead"),
-    [("stdint.h", "<cuda/std/cstdint>"), ("cmath", "<cuda/std/cmath>"), ("array", "<cuda/std/array>")],
+    [("stdint.h", "<cuda/std/cstdint>"), ("cfloat", "<cuda/std/cfloat>"), ("array", "<cuda/std/array>")],
 )
 def test_a_header_of_the_host_names_the_devices(header: str, instead: str) -> None:
     error = compile_error(f"#include <{header}>\n")
     assert f"{header} belongs to the host's compiler" in str(error)
     assert f"{instead}, which comes with `pip install nvidia-cuda-cccl`" in str(error)
+
+
+@pytest.mark.parametrize("header", ["math.h", "cstdio", "assert.h"])
+def test_what_is_built_in_needs_no_header(header: str) -> None:
+    source = (
+        f'#include <{header}>\n__global__ void k(float *p) {{ printf("k"); assert(*p); *p = sinf(*p); }}\n'
+    )
+    assert "leave the #include out" in str(compile_error(source))
+    assert compile_source(source.partition("\n")[2], arch=90, target="ptx").log == ""
 
 
 def test_the_source_is_called_by_its_name_alone() -> None:

@@ -271,10 +271,12 @@ def _first_error(name: str, log: str) -> str:
 
 
 def _missing_header(header: str, folders: Sequence[str]) -> str:
+    if header in BUILT_IN:
+        return f"{header} is not there, and not needed: leave the #include out, what it declares is built in"
     if (own := OF_THE_DEVICE.get(header)) is not None:
         return (
-            f"{header} belongs to the host's compiler, which is not used; on the device there is {own}, which "
-            f"comes with `pip install {HEADER_PACKAGES[-1]}`"
+            f"{header} belongs to the host's compiler, which is not used; on the device there is {own}, "
+            f"which comes with `pip install {HEADER_PACKAGES[-1]}`"
         )
     searched = ", ".join(folders) if folders else "no folder at all"
     return (
@@ -283,15 +285,13 @@ def _missing_header(header: str, folders: Sequence[str]) -> str:
     )
 
 
+BUILT_IN = frozenset({"math.h", "cmath", "stdio.h", "cstdio", "assert.h", "cassert"})
+"""Headers of the host whose functions for the device NVRTC knows without them."""
+
 OF_THE_DEVICE = {
-    **{f"std{name}.h": f"<cuda/std/cstd{name}>" for name in ("int", "def", "lib")},
-    **{f"cstd{name}": f"<cuda/std/cstd{name}>" for name in ("int", "def", "lib")},
-    **{f"{name}.h": f"<cuda/std/c{name}>" for name in ("limits", "float", "math")},
-    **{f"c{name}": f"<cuda/std/c{name}>" for name in ("limits", "float", "math")},
-    **{
-        name: f"<cuda/std/{name}>"
-        for name in ("type_traits", "limits", "utility", "tuple", "array", "atomic")
-    },
+    **{f"{name}.h": f"<cuda/std/c{name}>" for name in ("stdint", "stddef", "stdlib", "limits", "float")},
+    **{f"c{name}": f"<cuda/std/c{name}>" for name in ("stdint", "stddef", "stdlib", "limits", "float")},
+    **{name: f"<cuda/std/{name}>" for name in ("type_traits", "limits", "utility", "tuple", "array")},
 }
 """Headers of the C and C++ libraries, and what CUDA's C++ library has in their place."""
 
