@@ -38,11 +38,14 @@ class Memory:
         Pinned and managed memory.
     registered : SpanIndex
         Host memory of the caller's that was page-locked in place; it lies outside of the region.
+    planned : SpanIndex
+        Memory of graphs, which is allocated only while they say so.
     """
 
     def __init__(self, lock: AbstractContextManager[bool], capacities: list[int]) -> None:
         self.lock = lock
         self.registered = SpanIndex()
+        self.planned = SpanIndex()
         self.pool_access_version = 0
         """Counts changes of which devices may use which pool."""
         capacities = [physical_memory(), *capacities]

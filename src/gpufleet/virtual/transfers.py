@@ -57,16 +57,20 @@ class Side:
         return self.allocation is not None and not self.allocation.is_host
 
 
-def locate(memory: Memory, context: Context, *sides: Side) -> None:
+def locate(memory: Memory, context: Context, *sides: Side, for_graph: bool = False) -> None:
     """Find the allocations of sides, for a copy or fill in `context`.
 
     Refuses what lies partly or not at all in an allocation, and memory of a pool that is not open to the
-    context's device, as driver 580 does. Host memory that the driver does not know is taken as it is.
+    context's device, as driver 580 does. `for_graph`, memory will do that a graph allocates when it is
+    launched. Host memory that the driver does not know is taken as it is.
     """
     with memory.lock:
         for side in sides:
             address, extent = side.address, side.extent
-            known = side.allocation = memory.find(address, extent)
+            known = memory.find(address, extent)
+            if known is None and for_graph:
+                known = memory.planned.find(address, extent)
+            side.allocation = known
             if known is None:
                 is_host = not side.must_be_known and address and not memory.knows(address, extent)
                 if not is_host:

@@ -7,6 +7,7 @@ from typing import Any
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.host_pointers import host_address, read_bytes
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
@@ -105,19 +106,19 @@ def cuMemcpyPeerAsync(
 @call(context=True)
 def cuMemcpy2D(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle."""
-    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
 
 
 @call(context=True)
 def cuMemcpy2DUnaligned(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle, whatever its pitch."""
-    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
 
 
 @call()
 def cuMemcpy2DAsync(state: State, pCopy: Any, hStream: Any) -> None:
     """Copy a rectangle in the order of a stream."""
-    _copy_async(state, state.stream(hStream), *_rectangles(pCopy), pCopy)
+    _copy_async(state, state.stream(hStream), *rectangles(pCopy), pCopy)
 
 
 def _device(pointer: Any, size: int) -> Side:
@@ -154,7 +155,11 @@ def _copy_async(state: State, stream: Stream, to: Side, source: Side, keep: obje
     """Copy in the order of a stream, and wait only where pageable memory makes the driver do so."""
     if not to.width or not to.rows:
         return
-    locate(state.memory, stream.context, to, source)
+    is_captured = stream.capture is not None
+    locate(state.memory, stream.context, to, source, for_graph=is_captured)
+    if is_captured:  # also pageable memory is read and written by each launch
+        enqueue(state.scheduler, stream, _operation(state, stream, to, source, keep), kind="MEMCPY")
+        return
     may_wait = to.is_pageable or source.is_pageable
     if to.is_device and source.is_pageable and source.rows == 1 and source.width <= STAGED:
         keep = staged = read_bytes(source.address, source.width)
@@ -168,6 +173,16 @@ def _copy_async(state: State, stream: Stream, to: Side, source: Side, keep: obje
         enqueue(state.scheduler, stream, operation)
 
 
+def copy_node(state: State, context: Context, parameters: Any) -> Work:
+    """Return the work of a copy's node in a graph."""
+    to, source = rectangles(parameters)
+    if not to.width or not to.rows:
+        raise Refusal("INVALID_VALUE", "there is nothing to copy")
+    locate(state.memory, context, to, source, for_graph=True)
+    operation = _operation(state, context.legacy, to, source, parameters)
+    return Work("MEMCPY", context, operation)
+
+
 def _operation(state: State, stream: Stream, to: Side, source: Side, keep: object) -> Operation:
     memory = state.memory
 
@@ -178,7 +193,8 @@ def _operation(state: State, stream: Stream, to: Side, source: Side, keep: objec
     return Operation(stream.context.device.ordinal, run)
 
 
-def _rectangles(copy: Any) -> tuple[Side, Side]:
+def rectangles(copy: Any) -> tuple[Side, Side]:
+    """Return the two sides that a description of a copy names."""
     if copy is None:
         raise Refusal("INVALID_VALUE", "the description of the copy is NULL")
     width, rows = int(copy.WidthInBytes), int(copy.Height)

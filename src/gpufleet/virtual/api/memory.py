@@ -9,6 +9,7 @@ from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.device_memory import ContextMemory
+from gpufleet.virtual.graph_memory import free_now
 from gpufleet.virtual.lifetimes import free
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.spans import Allocation
@@ -50,6 +51,10 @@ def cuMemFree(state: State, dptr: Any) -> None:
     """Free memory, after all work of the devices that may be using it. NULL is nothing to free."""
     address = number(dptr)
     if not address:
+        return
+    memory = state.graphs.memories.get(address)
+    if memory is not None:
+        free_now(state, memory)
         return
     allocation = _freeable(state, address)
     if allocation.pool is None:  # for memory of a pool, driver 580 does not wait

@@ -9,6 +9,7 @@ from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.devices import Device
+from gpufleet.virtual.graph_memory import capture_allocation, free_graph_memory
 from gpufleet.virtual.lifetimes import withdraw
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.pools import Pool
@@ -36,6 +37,9 @@ def cuMemFreeAsync(state: State, dptr: Any, hStream: Any) -> None:
     stream = state.stream(hStream)
     address = number(dptr)
     if not address:
+        return
+    if stream.capture is not None or address in state.graphs.memories:
+        free_graph_memory(state, address, stream)
         return
     with state.lock:
         allocation = state.memory.at(address)
@@ -186,6 +190,8 @@ def _allocate(state: State, size: int, pool: Pool, stream_handle: Any) -> Any:
     stream = state.stream(stream_handle)
     if not size:
         return bindings().CUdeviceptr(0)
+    if stream.capture is not None:
+        return bindings().CUdeviceptr(capture_allocation(state, stream, pool.device, size))
     try:
         allocation = _take(state, stream.context, pool, size)
     except Refusal as refusal:
