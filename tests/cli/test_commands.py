@@ -49,6 +49,40 @@ def test_alone_it_prints_help() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [[], ["devices"], ["migrate"], ["build"]])
+def test_help_has_a_short_form_and_shows_no_types_of_flags(arguments: list[str]) -> None:
+    done = gpufleet(*arguments, "-h")
+
+    assert done.returncode == 0
+    assert "Usage: gpufleet" in done.stdout
+    assert "bool" not in done.stdout
+
+
+def test_a_mistyped_command_is_told_what_it_may_mean() -> None:
+    done = gpufleet("migrat")
+
+    assert done.returncode == 2
+    assert "Did you mean 'migrate'?" in done.stderr
+
+
+def test_an_unknown_option_is_not_taken_for_a_number() -> None:
+    done = gpufleet("migrate", "-nope")
+
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_a_source_as_image_is_sent_to_build(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").touch()
+
+    done = gpufleet(
+        "migrate", "--driver", "virtual", "--image", str(tmp_path / "k.cu"), CUDA_VISIBLE_DEVICES="0"
+    )
+
+    assert done.returncode == 1
+    assert f"compile it with `gpufleet build {tmp_path / 'k.cu'} -o {tmp_path / 'k.fatbin'}`" in done.stderr
+
+
 def test_version() -> None:
     done = gpufleet("--version")
 
