@@ -151,7 +151,7 @@ class Driver:
     def _poisoned(self, name: str) -> StickyError:
         assert self.poison is not None
         cause = self.poison
-        return StickyError(cause.code, cause.name, name, cause.detail, self._suspects)
+        return StickyError(cause.code, cause.name, name, cause.detail, self._suspects, self.is_virtual)
 
     def _forked(self, name: str) -> ForkedProcess:
         return ForkedProcess(
@@ -193,12 +193,14 @@ def get_driver(driver: DriverLike = None) -> Driver:
     """
     if isinstance(driver, Driver):
         return driver.initialize()
+    source = "there is no driver"
     if driver is None:
         driver = os.environ.get("GPUFLEET_DRIVER") or "auto"
+        source = "GPUFLEET_DRIVER names no driver"
     if not isinstance(driver, str):
         return _wrapped(driver).initialize()
     if driver not in CHOICES:
-        raise NoDriver(f"there is no driver {driver!r}: expected one of {', '.join(CHOICES)}")
+        raise NoDriver(f"{source} {driver!r}: expected one of {', '.join(CHOICES)}")
     return _automatic() if driver == "auto" else _named(driver).initialize()
 
 
