@@ -10,7 +10,7 @@ import numpy as np
 from gpufleet.virtual.interpreter import accesses, atomics, moves
 from gpufleet.virtual.interpreter.binding import bind, copy
 from gpufleet.virtual.interpreter.code import Operation
-from gpufleet.virtual.interpreter.decode import Decoder, Handler
+from gpufleet.virtual.interpreter.decoder import Decoder, Handler
 from gpufleet.virtual.interpreter.memory import WINDOW_BITS, WINDOWS, Access
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.specials import special

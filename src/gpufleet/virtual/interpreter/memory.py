@@ -251,7 +251,7 @@ class Access:
             if self.writes
             else "load"
         )
-        return f"{space} {kind} of {self.size} bytes"
+        return f"{space} {kind} of {self.size} byte{'s' if self.size > 1 else ''}"
 
     def _fault(self, code: str, what: str, group: Group, which: int, address: int, note: str) -> KernelFault:
         slot = int(group.active[which])
