@@ -131,6 +131,7 @@ def test_faults_are_explained_by_the_nearest_allocation(d: Any, context: Any) ->
     memory = d._state.context(context).memory(d._state.memory)
     assert memory.describe(pointer + 50).startswith("in the 100-byte device allocation")
     assert memory.describe(pointer + 103).startswith("4 bytes past the end of the 100-byte device allocation")
+    assert memory.describe(pointer + 100).startswith("1 byte past the end")
     assert "before the start" in memory.describe(pointer - 8)
     assert memory.describe(0) == "not near any memory that the driver knows"
     d.cuMemFree(pointer)

@@ -115,7 +115,7 @@ class Memory:
         if not distance:
             return f"in {nearest}{_unreachable(nearest, context)}"
         where = "before the start of" if address < nearest.start else "past the end of"
-        return f"{distance} bytes {where} {nearest}"
+        return f"{distance} byte{'s' if distance > 1 else ''} {where} {nearest}"
 
     def release(self) -> None:
         """Give all memory and all addresses back; nothing of this object may be used afterwards."""
