@@ -389,11 +389,12 @@ def test_second_failure_while_leaving_is_a_note_on_the_first(context: gf.Context
 def test_forgotten_context_with_a_main_stream_is_destroyed(device: Device) -> None:
     context = device.create_context()
     buffer = context.alloc(16)
-    buffer.copy_from(bytes(16), stream=context.main_stream)  # which keeps the buffer, which keeps the context
+    buffer.copy_from(bytes(16), stream=context.main_stream)  # which the buffer keeps, and it the context
     handle = context.handle
     with pytest.warns(ResourceWarning, match="was never closed"):
-        del context, buffer
-        gc.collect()
+        with pytest.warns(ResourceWarning, match="were never freed"):
+            del context, buffer
+            gc.collect()
     with pytest.raises(gf.CudaError):
         device.driver.cuCtxDestroy(handle)
 

@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
+from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
+from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
-from gpufleet.stream import Event, Stream
+from gpufleet.registration import unlock_all
+from gpufleet.stream import Event, Stream, settle
 
 if TYPE_CHECKING:
+    from gpufleet.allocators import Allocator
     from gpufleet.device import Device
     from gpufleet.driver import Driver
 
@@ -59,6 +63,7 @@ class Context:
         self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._main_stream: Stream | None = None
+        self._heap: Heap | None = None
         raw = self.driver.raw
         self._get_current = raw.cuCtxGetCurrent
         self._push = raw.cuCtxPushCurrent
@@ -241,7 +246,7 @@ class Context:
 
     def _destroy(self) -> None:
         try:
-            if self.kind == "primary" and not self.driver.is_lost:
+            if not self.driver.is_lost and (self.kind == "primary" or self._heap is not None):
                 self._release_contents()
         finally:
             self._kept.clear()
@@ -266,12 +271,20 @@ class Context:
         self.life.if_alive(release)
 
     def _release_contents(self) -> None:
-        """Free what lives in a primary context: it may live on, when others retain it."""
+        """Free what outlives the context: memory of pools, and all that is in a primary one.
+
+        A primary context may live on, when others retain it.
+        """
         self.life.free_forgotten()
         previous = self.driver.cuCtxGetCurrent()
         self.driver.cuCtxPushCurrent(self.handle)
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
             steps.callback(self._pop_back_to, previous)
+            if self._heap is not None:
+                steps.callback(self._heap.close)
+            if self.kind != "primary":
+                return
+            steps.callback(unlock_all, self)
             for value, release in self._kept.values():
                 if release is not None:
                     steps.callback(release, value)
@@ -323,24 +336,80 @@ class Context:
         """Create an event; without `timing` it is cheaper and has no `elapsed`."""
         return Event.create(self, timing=timing)
 
-    def alloc(self, nbytes: int) -> DeviceBuffer:
+    @property
+    def heap(self) -> Heap:
+        """What allocates and frees this context's memory, made at first use."""
+        heap = self._heap
+        if heap is None:
+            with self._lock:
+                heap = self._heap
+                if heap is None:
+                    with self:
+                        heap = self._heap = Heap(self)
+        return heap
+
+    @property
+    def allocator(self) -> Allocator:
+        """What `alloc` uses where it is given none: at first a `PoolAllocator` (borrowed: a plain one)."""
+        return self.heap.allocator
+
+    @allocator.setter
+    def allocator(self, allocator: Allocator) -> None:
+        self.heap.allocator = allocator
+
+    def alloc(
+        self, nbytes: int, *, stream: Stream | None = None, allocator: Allocator | None = None
+    ) -> DeviceBuffer:
         """Allocate `nbytes` (1 or more) of device memory, uninitialised.
+
+        Parameters
+        ----------
+        stream : Stream
+            Allocate in the order of this stream: memory freed behind its earlier work can be had at once.
+            None: the buffer is ready for all streams. In both cases every stream may use it; a stream that
+            has to wait for that does so on the device.
+        allocator : Allocator
+            None: `Context.allocator`.
 
         Raises
         ------
         CudaError
             CUDA_ERROR_OUT_OF_MEMORY when the device has no room.
         """
-        return DeviceBuffer.allocate(self, nbytes)
+        return DeviceBuffer.allocate(self, nbytes, stream, allocator)
+
+    def alloc_managed(self, nbytes: int) -> ManagedBuffer:
+        """Allocate `nbytes` (1 or more) that the host and all devices use at the same address.
+
+        Raises
+        ------
+        CudaError
+            CUDA_ERROR_OUT_OF_MEMORY when it is more than the device has free: the driver would take it,
+            and move pages to and fro.
+        """
+        return ManagedBuffer.allocate(self, nbytes)
+
+    def trim_memory(self, keep: int = 0) -> None:
+        """Give memory that buffers have left back to the device, but for `keep` bytes.
+
+        Waits for the frees that are on their way.
+        """
+        self.synchronize()
+        if self._heap is not None:
+            self._heap.trim(keep)
 
     def synchronize(self) -> None:
         """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)
+        settle(self.driver)
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of the device."""
+        """Return (free, total) bytes of the device.
+
+        What closed buffers have left stays with the context's pool, and is not free before `trim_memory`.
+        """
         with self:
             free, total = self.driver.cuMemGetInfo()
         return int(free), int(total)
@@ -413,4 +482,6 @@ def _forgotten(life: Lifetime, release: Callable[..., None], handle: Any, device
         life.main_stream()
     life.is_gone = True
     with contextlib.suppress(GpufleetError):  # a finalizer has nobody to tell
+        if life.leftovers is not None:
+            life.leftovers(life.driver)
         release(life.driver, handle, device)

@@ -48,6 +48,10 @@ class Driver:
         What is in flight.
     borrowed : dict
         The contexts that somebody else made and gpufleet was asked to use: address to (id, `Context`).
+    unfinished : list of Transfer
+        Copies whose last step is the host's (`gpufleet.transfer`).
+    belongings : dict
+        What parts above keep for this driver, such as its pinned memory, by their own keys.
     """
 
     def __init__(self, raw: Any, name: str, reason: str = "") -> None:
@@ -56,6 +60,8 @@ class Driver:
         self.reason = reason
         self.launches = LaunchLog()
         self.borrowed: dict[int, tuple[int, Any]] = {}
+        self.unfinished: list[Any] = []
+        self.belongings: dict[str, Any] = {}
         self.is_lost = False  # forked or poisoned: one flag, since entering a context looks at it
         self.is_forked = False
         self.poison: CudaError | None = None
@@ -99,6 +105,8 @@ class Driver:
         self.is_lost = False
         self.launches = LaunchLog()
         self.borrowed.clear()
+        self.unfinished.clear()
+        self.belongings.clear()
         self._initialized = False
 
     def _no_device(self) -> str:

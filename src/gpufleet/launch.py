@@ -234,6 +234,8 @@ class Plan:
         if error:
             raise driver.failure(error, "cuLaunchKernel")
         driver.launches.add(context.address, queue.address, configuration)
+        if queue.is_foreign:
+            queue.has_work()
         self._frames.append(frame)
 
 

@@ -30,6 +30,8 @@ class Lifetime:
         cannot reuse a handle meanwhile. Reentrant, since a finalizer may run while its thread holds it.
     main_stream : callable or None
         Frees the context's main stream, once.
+    leftovers : callable or None
+        Frees what would outlive the context, given the driver.
     """
 
     def __init__(self, driver: Driver, description: str) -> None:
@@ -37,6 +39,7 @@ class Lifetime:
         self.is_gone = False
         self.lock = threading.RLock()
         self.main_stream: Callable[[], Any] | None = None
+        self.leftovers: Callable[[Driver], None] | None = None
         self._description = description
         self._forgotten: deque[Callable[[], object]] = deque()
 

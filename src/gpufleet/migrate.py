@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpufleet.allocators import PlainAllocator
 from gpufleet.context import Context
 from gpufleet.current import context_of
 from gpufleet.device import Device
@@ -231,7 +232,8 @@ class _Proof:
     def _launch(self, context: Context, style: str) -> tuple[int, int]:
         """Launch once and verify; return the ordinals of the context's and the buffer's device."""
         values = np.empty(COUNT, np.int32)
-        with context.alloc(values.nbytes) as buffer:
+        # Plain memory: the driver names its context, while memory of a pool has none.
+        with context.alloc(values.nbytes, allocator=PlainAllocator()) as buffer:
             buffer.fill(0xFF)  # what an earlier launch left in recycled memory must not pass for a result
             self.kernel.launch(1, COUNT, buffer, COUNT, style=style)
             places = _current_device(context), _device_of_memory(context, buffer.address)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.context import Context
     from gpufleet.driver import Driver
     from gpufleet.lifetime import Lifetime
+    from gpufleet.transfer import Transfer
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
@@ -32,10 +33,13 @@ class Stream:
     Made by `Context.stream`. Safe to use from many threads; work of two threads enters in some order.
     """
 
+    is_foreign = False
+    tail: Any = None
+
     def __init__(self, context: Context, handle: Any, *, is_main: bool = False) -> None:
         self.context = context
         self.handle = handle
-        self.address = int(handle)
+        self.address = self.key = int(handle)
         self._closed = False
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
         self._is_main = is_main
@@ -68,16 +72,17 @@ class Stream:
         self.context.driver.cuEventRecord(event.handle, self.handle)
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event | Transfer) -> None:
         """Let later work of this stream wait for `event`, of whatever context and device."""
         self.check_open()
-        event.check_open()
-        self.context.driver.cuStreamWaitEvent(self.handle, event.handle, 0)
+        point = event if isinstance(event, Event) else event.event
+        point.check_open()
+        self.context.driver.cuStreamWaitEvent(self.handle, point.handle, 0)
 
     def query(self) -> bool:
         """Return whether all queued work is complete."""
         self.check_open()
-        return _is_ready(self.context.driver, "cuStreamQuery", self.handle)
+        return _answered(self.context.driver, "cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until all queued work is complete; Ctrl-C interrupts the wait, not the work."""
@@ -87,6 +92,10 @@ class Stream:
         wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
         driver.launches.finished(self.context.address, self.address, mark)
         self._let_go()
+        settle(driver)
+
+    def has_work(self) -> None:
+        """Do nothing: this stream is asked when its work is to be known (another library's may be gone)."""
 
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
@@ -176,7 +185,7 @@ class Event:
     def query(self) -> bool:
         """Return whether the work before the event is complete (True if it was never recorded)."""
         self.check_open()
-        return _is_ready(self.context.driver, "cuEventQuery", self.handle)
+        return _answered(self.context.driver, "cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait for the work before the event; Ctrl-C interrupts the wait, not the work."""
@@ -186,6 +195,7 @@ class Event:
         wait(driver, "cuEventQuery", "cuEventSynchronize", self.handle)
         if mark is not None:
             driver.launches.finished(self.context.address, *mark)
+        settle(driver)
 
     def elapsed(self, end: Event) -> float:
         """Return the milliseconds from this event to `end`, both recorded and complete.
@@ -205,6 +215,11 @@ class Event:
         if not (self.timing and end.timing):
             raise ValueError("no elapsed time between events without timing: use context.event()")
         return float(self.context.driver.cuEventElapsedTime(self.handle, end.handle))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this event or its context was closed."""
+        return self._closed or self.context.is_closed
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if this event or its context was closed."""
@@ -239,13 +254,28 @@ def wait(driver: Driver, query: str, synchronize: str, handle: Any) -> None:
         return
     spin_until = time.perf_counter() + SPIN_SECONDS
     nap = 0.00002
-    while not _is_ready(driver, query, handle):
+    while not is_ready(driver, query, handle):
         if time.perf_counter() > spin_until:
             time.sleep(nap)
             nap = min(nap * 1.5, LONGEST_NAP)
 
 
-def _is_ready(driver: Driver, query: str, handle: Any) -> bool:
+def settle(driver: Driver) -> None:
+    """Let copies that are complete but for their last step on the host take it (`Transfer`)."""
+    if driver.unfinished:
+        for transfer in tuple(driver.unfinished):
+            transfer.advance()
+
+
+def _answered(driver: Driver, query: str, handle: Any) -> bool:
+    answer = is_ready(driver, query, handle)
+    if answer:
+        settle(driver)
+    return answer
+
+
+def is_ready(driver: Driver, query: str, handle: Any) -> bool:
+    """Return what `query`, of a stream or an event, answers."""
     try:
         getattr(driver, query)(handle)
     except CudaError as error:
