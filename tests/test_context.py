@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import os
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -281,6 +284,24 @@ def test_close_while_inside_oneself_is_refused_also_when_waiting(device: Device)
     context.close()
 
 
+def test_close_waits_for_another_thread_of_the_same_name(context: gf.Context) -> None:
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with context:
+            is_inside.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=stay, name=threading.current_thread().name)
+    thread.start()
+    is_inside.wait(60)
+    timer = threading.Timer(0.05, may_leave.set)
+    timer.start()
+    context.close(wait=True)
+    assert context.is_closed
+    thread.join()
+
+
 def test_thread_that_died_inside_does_not_hold_the_context(device: Device) -> None:
     context = device.create_context()
     in_thread(context.push)
@@ -457,3 +478,36 @@ def test_interrupted_entering_or_leaving_leaves_nothing_current(
     setattr(context, call, function)
     assert current(context.driver) == 0
     assert context.threads_inside() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(virtual: Driver) -> None:
+    context = Device(0, virtual).create_context()
+    buffer = context.alloc(16)
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        context.keep("key", lambda: (is_held.set(), is_over.wait(60)))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        with contextlib.suppress(BaseException):
+            buffer.close()
+            context.close()
+            try:
+                context.keep("other", int)
+            except gf.ForkedProcess:
+                code = 0
+        os._exit(code)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        is_over.set()
+        thread.join()
+        context.close()

@@ -123,7 +123,7 @@ class Context:
 
     def _enter(self, by_with: bool) -> None:
         if self.driver.is_lost:
-            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
+            self._check_not_lost()
         entries = thread_entries()
         error, previous = self._get_current()
         if error:
@@ -226,17 +226,18 @@ class Context:
                     f"{self!r} cannot be closed while threads are inside it: {threads}; let them leave "
                     "first, or use close(wait=True)"
                 )
-            if threading.current_thread().name in self.threads_inside():
+            if any(entry[0] is self for entry in thread_entries()):
                 raise ContextInUse(f"{self!r} cannot be closed: the closing thread is itself inside it")
             time.sleep(0.001)
 
     def _close(self) -> bool:
+        if self.driver.is_forked:  # the driver's objects are the parent's, and the lock may be for ever
+            self._closed = True
+            return True
         with self._lock:
             if self._closed:
                 return True
             self._closed = True
-            if self.driver.is_forked:  # the driver's objects are the parent's
-                return True
             if self.threads_inside():
                 self._closed = False
                 return False
@@ -304,6 +305,10 @@ class Context:
             entries.thread for entries in all_entries() if any(entry[0] is self for entry in list(entries))
         ]
 
+    def _check_not_lost(self) -> None:
+        if self.driver.is_lost:
+            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
+
     def check_open(self) -> None:
         """Raise `ContextClosed` if this context was closed."""
         if self._closed:
@@ -319,6 +324,7 @@ class Context:
         """The non-blocking stream that is used where none is given, made at first use."""
         stream = self._main_stream
         if stream is None:
+            self._check_not_lost()
             with self._lock:
                 stream = self._main_stream
                 if stream is None:
@@ -422,6 +428,7 @@ class Context:
         """
         found = self._kept.get(key)
         if found is None:
+            self._check_not_lost()
             with self._lock:
                 found = self._kept.get(key)
                 if found is None:

@@ -45,6 +45,8 @@ class Lifetime:
 
     def if_alive(self, release: Callable[[], object]) -> None:
         """Call what frees something in the context, if that still exists."""
+        if self.driver.is_forked:  # a thread that is not in this process may have held the lock
+            return
         with self.lock:
             self._release(release)
         self.free_forgotten()
