@@ -29,7 +29,7 @@ NON_BLOCKING = 1
 class Stream:
     """A first-in-first-out queue of work in one context."""
 
-    __slots__ = ("capture", "context", "flags", "handle", "is_legacy", "priority", "tail")
+    __slots__ = ("capture", "context", "flags", "handle", "is_legacy", "priority", "settings", "tail")
 
     def __init__(self, context: Context, flags: int, priority: int = 0, *, is_legacy: bool = False) -> None:
         self.handle = LEGACY if is_legacy else new_handle()
@@ -37,6 +37,8 @@ class Stream:
         self.flags = flags
         self.priority = priority
         self.is_legacy = is_legacy
+        self.settings: dict[str, bytes] = {}
+        """What cuStreamSetAttribute was told, by the attribute's name."""
         self.tail: Operation | None = None
         """The operation that entered last; its end is the stream's."""
         self.capture: Capture | None = None

@@ -17,6 +17,8 @@ from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import enqueue
 
 PITCH_ALIGNMENT = 512
+ATTACH_SINGLE = 4
+"""CU_MEM_ATTACH_SINGLE: for one stream, which the default stream cannot be."""
 
 
 @call(outputs=1, context=True)
@@ -90,6 +92,19 @@ def cuMemPrefetchAsync(
         raise Refusal("INVALID_VALUE", f"the flags are {flags}: expected 0")
     _check_location(state, location)
     stream = state.stream(hStream)
+    enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal))
+
+
+@call()
+def cuStreamAttachMemAsync(state: State, hStream: Any, dptr: Any, length: int, flags: int) -> None:
+    """Do nothing in the order of a stream: every stream and the host reach managed memory."""
+    stream, address = state.stream(hStream), number(dptr)
+    with state.lock:
+        allocation = state.memory.at(address)
+    if allocation is None or allocation.kind != "managed" or length not in (0, allocation.size):
+        raise Refusal("INVALID_VALUE", f"{length} bytes at {address:#x} are no managed memory as a whole")
+    if flags not in (1, 2, ATTACH_SINGLE) or (flags == ATTACH_SINGLE and stream.is_legacy):
+        raise Refusal("INVALID_VALUE", f"the flags are {flags} for {stream.handle:#x}")
     enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal))
 
 

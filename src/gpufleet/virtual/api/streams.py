@@ -100,6 +100,13 @@ def cuStreamGetCtx_v2(state: State, hStream: Any) -> tuple[Any, Any]:
 
 
 @call(outputs=1)
+def cuStreamGetGreenCtx(state: State, hStream: Any) -> Any:
+    """Return that a stream is of no green context."""
+    state.stream(hStream)
+    return bindings().CUgreenCtx(0)
+
+
+@call(outputs=1)
 def cuStreamGetDevice(state: State, hStream: Any) -> Any:
     """Return the device of a stream."""
     return bindings().CUdevice(state.stream(hStream).context.device.ordinal)
