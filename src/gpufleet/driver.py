@@ -261,7 +261,7 @@ def _virtual(*, fallback: bool) -> Any:
     from gpufleet.virtual import VirtualDriver
 
     text = os.environ.get("GPUFLEET_VIRTUAL_DEVICES") or "2"
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= 64:
         raise NoDriver(f"GPUFLEET_VIRTUAL_DEVICES is {text!r}: expected a number from 1 to 64")
     raw = VirtualDriver(devices=int(text))
     if fallback and raw.cuInit(0)[0]:

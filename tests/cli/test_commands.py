@@ -399,3 +399,41 @@ WRONG_KERNEL = """
     ret;
 }
 """
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that closes files")
+@pytest.mark.parametrize("command", ["devices", "devices --json", "--help"])
+def test_a_closed_stdout_is_quiet(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m gpufleet {command} >&-', sys.executable],
+        env=environment_for_commands(),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["devices", "devices --json", "migrate --json", "--help"])
+def test_a_full_disk_is_told_in_a_sentence(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpufleet", *command.split()],
+            env=environment_for_commands(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["GPUFLEET_VIRTUAL_DEVICES", "CUDA_VISIBLE_DEVICES"])
+def test_a_number_beyond_all_bounds_is_told_in_a_sentence(variable: str) -> None:
+    done = gpufleet("devices", **{"GPUFLEET_DRIVER": "virtual", variable: "9" * 5000})
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpufleet: ")
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -107,7 +108,8 @@ def _explained(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(130) from None
         except (GpufleetError, OSError) as error:
             if options.get("as_json"):
-                print_json({"error": type(error).__name__, "message": str(error)})
+                with contextlib.suppress(OSError):  # where the error is that nothing can be printed
+                    print_json({"error": type(error).__name__, "message": str(error)})
             print_error(error)
             raise typer.Exit(1) from None
 
