@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpufleet.driver import Driver, get_driver
     from gpufleet.entries import ContextWarning
     from gpufleet.errors import (
+        CaptureError,
         CompileError,
         ContextClosed,
         ContextInUse,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         UnsupportedPtx,
         WrongContext,
     )
+    from gpufleet.graph import Graph
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
     from gpufleet.pinned_memory import PinnedBuffer, pinned, trim_pinned
@@ -60,6 +62,7 @@ _WHERE = {
     "driver": ("Driver", "get_driver"),
     "entries": ("ContextWarning",),
     "errors": (
+        "CaptureError",
         "CompileError",
         "ContextClosed",
         "ContextInUse",
@@ -74,6 +77,7 @@ _WHERE = {
         "UnsupportedPtx",
         "WrongContext",
     ),
+    "graph": ("Graph",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
     "pinned_memory": ("PinnedBuffer", "pinned", "trim_pinned"),
@@ -87,6 +91,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 __all__ = [
     "Allocator",
     "BlockingCopyWarning",
+    "CaptureError",
     "CompileError",
     "Context",
     "ContextClosed",
@@ -99,6 +104,7 @@ __all__ = [
     "Event",
     "ForkedProcess",
     "GpufleetError",
+    "Graph",
     "ImageError",
     "Kernel",
     "KernelArgumentError",

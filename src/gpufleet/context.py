@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
+from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
@@ -406,6 +407,7 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
+        refuse_blocking(self, "synchronize")
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)

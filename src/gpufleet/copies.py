@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpufleet.errors import CudaError, GpufleetError
+from gpufleet.errors import CaptureError, CudaError, GpufleetError
 from gpufleet.pinned_memory import PinnedBlock, pool_of
 from gpufleet.registration import is_known, split
 from gpufleet.transfer import BlockingCopyWarning, Transfer
@@ -59,7 +59,7 @@ def copy_in(
         _host_to_device(driver, place, pitch, rows, queue)
         return completed(queue, stream, view, buffer)
     small = rows.nbytes <= RETURNS_EARLY and rows.height == 1
-    is_direct = small or is_known(driver, rows.address, rows.extent)
+    is_direct = queue.graph is not None or small or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "from", buffer):
         _host_to_device(driver, place, pitch, rows, queue)
         return Transfer(queue.hold(view))
@@ -82,7 +82,7 @@ def copy_out(
     if stream is None or not rows.nbytes:
         _device_to_host(driver, rows, place, pitch, queue)
         return completed(queue, stream, view, buffer)
-    is_direct = is_known(driver, rows.address, rows.extent)
+    is_direct = queue.graph is not None or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "to", buffer):
         _device_to_host(driver, rows, place, pitch, queue)
         return Transfer(queue.hold(view), view)
@@ -108,6 +108,12 @@ def copy_across(
     """Copy one device buffer into another: of the same device, of a peer, or through the host."""
     target.check_range(offset, source.nbytes)
     source.check_open()
+    devices = {source.context.device.ordinal, target.context.device.ordinal}
+    if stream is not None and stream.graph is not None and len(devices) > 1:
+        raise CaptureError(
+            f"a copy from {source!r} to {target!r}, of another device, cannot be captured: capture a graph "
+            "for each device, and copy between their launches"
+        )
     if target.context.driver is not source.context.driver:
         return _through_the_host(target, source, offset, stream)
     queue = target.queue_for(stream, source)

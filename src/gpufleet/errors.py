@@ -89,6 +89,10 @@ class ForkedProcess(GpufleetError):
     """A forked child uses a driver that its parent had initialised."""
 
 
+class CaptureError(GpufleetError):
+    """Something that cannot be part of a capture, or an object that has to do with one used otherwise."""
+
+
 class KernelArgumentError(GpufleetError, TypeError):
     """The values given to a kernel do not fit its parameters."""
 

@@ -23,6 +23,7 @@ from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, is_ready, settle, wait
 if TYPE_CHECKING:
     from gpufleet.context import Context
     from gpufleet.driver import Driver
+    from gpufleet.graph import Graph
 
 
 class Queue(Protocol):
@@ -47,6 +48,10 @@ class Queue(Protocol):
     @property
     def is_foreign(self) -> bool:
         """Whether it is another library's, which may destroy it at any time."""
+
+    @property
+    def graph(self) -> Graph | None:
+        """What its work is captured into now."""
 
     @property
     def tail(self) -> Any:
@@ -113,6 +118,7 @@ class Heap:
     """
 
     is_foreign = False
+    graph: Graph | None = None
     tail: Any = None
 
     def __init__(self, context: Context) -> None:
@@ -172,6 +178,10 @@ class Heap:
         if origin is None:
             return True
         if origin.is_closed or is_ready(self.context.driver, "cuStreamQuery", origin.handle):
+            block.origin = None
+            return True
+        if queue.graph is not None:  # a wait for what is not captured would break the capture
+            wait(self.context.driver, "cuStreamQuery", "cuStreamSynchronize", origin.handle)
             block.origin = None
             return True
         if origin.key != queue.key and queue.key not in block.uses:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpufleet.allocators import Allocator
 from gpufleet.copies import completed, copy_across, copy_in, copy_out
-from gpufleet.errors import ContextClosed, WrongContext
+from gpufleet.errors import CaptureError, ContextClosed, WrongContext
+from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Block, Queue, forget
 from gpufleet.pinned_memory import PinnedBuffer
 from gpufleet.stream import Stream
@@ -61,6 +62,8 @@ class DeviceBuffer:
             raise ValueError(f"cannot allocate {nbytes} bytes: expected 1 or more")
         if stream is not None:
             stream.check_open()
+            if stream.graph is not None:
+                raise CaptureError(f"no memory is allocated on {stream!r} while it is captured: do it before")
             if stream.context.device.ordinal != context.device.ordinal:
                 raise WrongContext(
                     f"memory of {context!r} cannot be allocated on {stream!r}, of another device"
@@ -155,6 +158,8 @@ class DeviceBuffer:
         self.check_open()
         self._become_usable(queue)
         self.uses[queue.key] = queue
+        if queue.graph is not None:
+            queue.graph.keep(self)
 
     def _become_usable(self, queue: Queue) -> None:
         block = self._block
@@ -167,6 +172,8 @@ class DeviceBuffer:
         On the main stream the caller waits, after which nothing uses the buffer any more.
         """
         self.check_open()
+        if stream is None:
+            refuse_blocking(self.context, "a copy or fill without stream=")
         queue = self.context.main_stream if stream is None else stream
         queue.check_open()
         devices = {each.context.device.ordinal for each in (self, source) if each is not None}

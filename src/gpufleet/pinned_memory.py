@@ -208,6 +208,10 @@ class PinnedPool:
 
     def give_back(self, block: PinnedBlock, users: Iterable[Queue] = ()) -> None:
         """Take a block back, to be handed out when the work that is queued by its users is complete."""
+        users = list(users)
+        if any(queue.graph is not None for queue in users):  # an event would become part of the capture
+            self._forgotten.append((block, {queue.key: queue for queue in users}))
+            return
         for queue in users:
             if queue.is_closed:
                 continue

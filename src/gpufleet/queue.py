@@ -11,6 +11,7 @@ from gpufleet.errors import WrongContext
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
+    from gpufleet.graph import Graph
 
 
 class Queue(Protocol):
@@ -44,6 +45,10 @@ class Queue(Protocol):
     def tail(self) -> Any:
         """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
 
+    @property
+    def graph(self) -> Graph | None:
+        """What its work is captured into now."""
+
     def has_work(self) -> None:
         """Note, of a foreign one, that work was put into it."""
 
@@ -62,6 +67,7 @@ class ForeignStream:
     """
 
     is_foreign = True
+    graph: Graph | None = None
 
     def __init__(self, context: Context, address: int, owner: Any) -> None:
         self.context = context

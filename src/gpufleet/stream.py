@@ -12,8 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
+from gpufleet.graph import Graph, capture, check_meeting, refuse_to_wait
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from gpufleet.context import Context
     from gpufleet.driver import Driver
     from gpufleet.lifetime import Lifetime
@@ -31,7 +34,14 @@ class Stream:
     """A queue of work on one device, in order.
 
     Made by `Context.stream`. Safe to use from many threads; work of two threads enters in some order.
+
+    Attributes
+    ----------
+    graph : Graph or None
+        What its work is captured into now.
     """
+
+    graph: Graph | None = None
 
     is_foreign = False
     tail: Any = None
@@ -69,6 +79,7 @@ class Stream:
             raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
         event.check_open()
         event.mark = (self.address, self.context.driver.launches.mark())
+        event.graph = self.graph
         self.context.driver.cuEventRecord(event.handle, self.handle)
         return event
 
@@ -77,16 +88,42 @@ class Stream:
         self.check_open()
         point = event if isinstance(event, Event) else event.event
         point.check_open()
+        graph = point.graph
+        if graph is not self.graph or graph is not None:
+            check_meeting(self, point)
         self.context.driver.cuStreamWaitEvent(self.handle, point.handle, 0)
+        if graph is not None and self.graph is None:
+            graph.join(self)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Record what is put into this stream, instead of carrying it out, as a graph.
+
+        ``with stream.capture() as graph:`` records launches, copies and fills that are given this stream.
+        A stream that waits for an event of a captured stream is captured too, from then on; this one must
+        wait for it before the block ends. The graph can be launched when the block has ended.
+
+        Copies from and to host arrays read and write these in each launch. Memory is not allocated in a
+        graph: allocate before. What is freed meanwhile is freed when the block ends.
+
+        Raises
+        ------
+        CaptureError
+            If it is being captured already, or, at the end of the block, if it does not wait for a stream
+            that joined it. Inside of the block: for what waits (`synchronize`, `query`, a copy without
+            ``stream=``), and for copies between devices. An exception leaves no graph.
+        """
+        return capture(self)
 
     def query(self) -> bool:
         """Return whether all queued work is complete."""
         self.check_open()
+        refuse_to_wait(self, "be asked whether it is done")
         return _answered(self.context.driver, "cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until all queued work is complete; Ctrl-C interrupts the wait, not the work."""
         self.check_open()
+        refuse_to_wait(self, "be waited for")
         driver = self.context.driver
         mark = driver.launches.mark()
         wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
@@ -99,6 +136,9 @@ class Stream:
 
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
+        if self.graph is not None:
+            self.graph.keep_arrays(*objects)
+            return self.record()
         self._let_go()
         event = self.record()
         self._held.append((event, objects))
@@ -128,6 +168,7 @@ class Stream:
 
     def close(self) -> None:
         """Wait for the queued work, then destroy the stream. Closing twice is no error."""
+        refuse_to_wait(self, "be closed")
         if self._closed or self._finalizer.detach() is None:
             return
         driver = self.context.driver
@@ -163,7 +204,15 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Made by `Context.event` or `Stream.record`."""
+    """A point in a stream. Made by `Context.event` or `Stream.record`.
+
+    Attributes
+    ----------
+    graph : Graph or None
+        The graph in whose capture it was recorded last: then it stands for a place in that graph.
+    """
+
+    graph: Graph | None = None
 
     def __init__(self, context: Context, handle: Any, *, timing: bool) -> None:
         self.context = context
@@ -185,11 +234,13 @@ class Event:
     def query(self) -> bool:
         """Return whether the work before the event is complete (True if it was never recorded)."""
         self.check_open()
+        refuse_to_wait(self, "be asked whether it is reached")
         return _answered(self.context.driver, "cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait for the work before the event; Ctrl-C interrupts the wait, not the work."""
         self.check_open()
+        refuse_to_wait(self, "be waited for")
         driver = self.context.driver
         mark = self.mark
         wait(driver, "cuEventQuery", "cuEventSynchronize", self.handle)
@@ -214,6 +265,8 @@ class Event:
             )
         if not (self.timing and end.timing):
             raise ValueError("no elapsed time between events without timing: use context.event()")
+        refuse_to_wait(self, "be timed")
+        refuse_to_wait(end, "be timed")
         return float(self.context.driver.cuEventElapsedTime(self.handle, end.handle))
 
     @property

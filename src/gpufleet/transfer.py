@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gpufleet.graph import refuse_to_wait
 from gpufleet.stream import Event, is_ready, wait
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Transfer:
         """Wait until the copy is complete; Ctrl-C interrupts the wait, not the copy."""
         if self._finish is None and self.event.is_closed:
             return
+        refuse_to_wait(self.event, "be waited for")
         driver = self.context.driver
         wait(driver, "cuEventQuery", "cuEventSynchronize", self.event.handle)
         if self.event.mark is not None:
@@ -68,6 +70,7 @@ class Transfer:
         """Do the last step if its time has come; return whether the copy is complete."""
         if self._finish is None and self.event.is_closed:
             return True
+        refuse_to_wait(self.event, "be asked whether it is reached")
         with self._lock:
             if not is_ready(self.context.driver, "cuEventQuery", self.event.handle):
                 return False
