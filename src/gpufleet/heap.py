@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CudaError
-from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, is_ready, settle, wait
+from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -162,12 +162,17 @@ class Heap:
         try:
             address = chosen.allocate(self.context, nbytes, origin.handle)
         except CudaError as error:
-            if error.code != OUT_OF_MEMORY:
+            if error.code != OUT_OF_MEMORY or error.call.startswith("cuCtx"):
                 raise
             self._make_room()
             address = chosen.allocate(self.context, nbytes, origin.handle)
-        is_busy = self._query(origin.handle)[0]
-        block = Block(address, nbytes, chosen, origin if is_busy else None)
+        block = Block(address, nbytes, chosen, None)
+        (answer,) = self._query(origin.handle)
+        if answer == NOT_READY:
+            block.origin = origin
+        elif answer:
+            self._free_in(origin.handle, block)
+            raise self.context.driver.failure(answer, "cuStreamQuery")
         self.live[address] = block
         self._left.addresses.add(address)
         return block
