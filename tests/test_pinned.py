@@ -214,6 +214,19 @@ def test_python_objects_are_refused(context: gf.Context) -> None:
         gf.pinned(np.array([object()]), context=context)
 
 
+def test_closing_after_a_fault_raises_nothing(virtual: Driver) -> None:
+    context = Device(0, virtual).create_context()
+    pinned, buffer = gf.pinned(4096, context=context), context.alloc(4096)
+    transfer = buffer.copy_from(pinned, stream=context.main_stream)
+    assert transfer is not None
+    virtual.failure(virtual.raw.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, "cuCtxSynchronize")
+    for thing in (transfer, pinned, buffer):
+        thing.close()
+    with pytest.raises(gf.StickyError):
+        gf.pinned(4096, context=context)
+    context.close()
+
+
 def test_threads_never_share_a_block(context: gf.Context) -> None:
     wrong = []
 
