@@ -382,6 +382,7 @@ def test_a_forgotten_graph_warns(stream: gf.Stream) -> None:
 def test_a_graph_of_a_fault_is_named_among_the_suspects(context: gf.Context, stream: gf.Stream) -> None:
     log = context.driver.launches
     kernel = gf.Program.from_image(PTX, driver=context.driver).kernel("add")
+    kernel.load(context)  # loading waits for busy streams (driver 580)
     with context.alloc(4) as buffer, Latch(stream):
         buffer.used_on(stream)
         with context.stream() as other:

@@ -168,9 +168,9 @@ def test_without_a_context_it_is_locked_in_one_of_its_own(driver: Driver) -> Non
 def test_no_context_is_made_on_a_device_that_nobody_uses(two_devices: list[Device]) -> None:
     first, second = two_devices
     driver = first.driver
-    context = second.retain_primary_context()
     if int(driver.cuDevicePrimaryCtxGetState(first.handle)[1]):
         pytest.skip("something uses the first device")
+    context = second.retain_primary_context()
     gf.pinned(4096, driver=driver).close()
     with context:
         gf.pinned(4096, driver=driver).close()

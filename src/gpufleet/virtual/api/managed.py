@@ -6,6 +6,7 @@ from typing import Any
 
 from gpufleet.virtual.bindings import number
 from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.placements import HOST, NOWHERE, Placements
 from gpufleet.virtual.spans import Allocation
@@ -46,8 +47,8 @@ def cuStreamAttachMemAsync(state: State, hStream: Any, dptr: Any, length: int, f
     enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal))
 
 
-@call()
-def cuMemAdvise(state: State, devPtr: Any, count: int, advice: Any, location: Any) -> None:
+@call(context=True)
+def cuMemAdvise(state: State, current: Context, devPtr: Any, count: int, advice: Any, location: Any) -> None:
     """Remember an advice."""
     allocation = _managed(state, devPtr, count)
     name = str(advice.name).removeprefix("CU_MEM_ADVISE_")
