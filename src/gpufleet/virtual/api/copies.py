@@ -13,8 +13,9 @@ from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
 from gpufleet.virtual.transfers import Side, locate, move
 
-STAGED = 64 << 10
-"""Up to so many bytes of pageable memory are read at once and copied later (measured on driver 580)."""
+STAGED = 2 << 20
+"""A copy to a device from so much pageable memory returns at once; one of 4 MiB waits (driver 580, H200:
+conformance/memory/waiting.py, `pageable_copies_by_size`). 64 copies of 64 KiB wait there too, not here."""
 
 
 @call(context=True)
