@@ -5,7 +5,7 @@ Both functions allocate what the data really unpacks to, never what it merely cl
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 from gpufleet.fatbin.errors import FatbinError
 
@@ -14,6 +14,9 @@ LARGEST_IMAGE = 1 << 30
 
 # Unpacked so many bytes at a time, so that the claimed size alone never allocates.
 _STEP = 1 << 20
+
+# 8 MiB: what RFC 8878 (3.1.1.1.2) wants every decoder to support, however small the content.
+_LEAST_WINDOW_LOG = 23
 
 
 def decompress_zstd(packed: bytes, size: int) -> bytes:
@@ -27,7 +30,8 @@ def decompress_zstd(packed: bytes, size: int) -> bytes:
     if packed[:4] != b"\x28\xb5\x2f\xfd":
         # nvcc 13 writes LTO code in a form that only NVIDIA's linker reads; its key is in the header.
         raise FatbinError("it is flagged as zstd but holds no zstd frame (LTO code is scrambled so)")
-    return _checked(_zstd(packed, size + 1), size, "zstd")
+    from_library = _zstd_standard_library if sys.version_info >= (3, 14) else _zstd_package
+    return _checked(from_library(packed, size), size, "zstd")
 
 
 def decompress_lz4(packed: bytes, size: int) -> bytes:
@@ -79,31 +83,37 @@ def _lz4_length(packed: bytes, at: int, length: int) -> tuple[int, int]:
     return length, at
 
 
-def _zstd(packed: bytes, at_most: int) -> bytes:
-    """Unpack one frame, stopping after `at_most` bytes."""
+def _zstd_standard_library(packed: bytes, size: int) -> bytes:
+    """Unpack one frame, stopping one byte after `size`."""
+    from compression import zstd
+
+    limit = {zstd.DecompressionParameter.window_log_max: _window_log(size)}
+    decompressor = zstd.ZstdDecompressor(options=limit)
     try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore] # Python 3.14
-    except ImportError:
-        return _zstd_package(packed, at_most)
-    decompressor = zstd.ZstdDecompressor()
-    try:
-        return bytes(decompressor.decompress(packed, at_most))
+        return bytes(decompressor.decompress(packed, size + 1))
     except zstd.ZstdError as error:
         raise FatbinError(f"its zstd frame is damaged ({error})") from None
 
 
-def _zstd_package(packed: bytes, at_most: int) -> bytes:
+def _zstd_package(packed: bytes, size: int) -> bytes:
+    """Do the same before Python 3.14, with the package `zstandard`."""
     import zstandard
 
-    # The one-shot call would believe the frame's own claim of its size and allocate that.
-    reader: Any = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=False)
+    # Not the one-shot call: it believes the frame's claim of its size and allocates that.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _window_log(size))
     out = bytearray()
     try:
-        while len(out) < at_most and (part := reader.read(min(_STEP, at_most - len(out)))):
-            out += part
+        with decompressor.stream_reader(packed, read_across_frames=False) as reader:
+            while len(out) <= size and (part := reader.read(min(_STEP, size + 1 - len(out)))):
+                out += part
     except zstandard.ZstdError as error:
         raise FatbinError(f"its zstd frame is damaged ({error})") from None
     return bytes(out)
+
+
+def _window_log(size: int) -> int:
+    """The largest window to allow a frame: it claims that itself, and the decoder allocates it at once."""
+    return max(_LEAST_WINDOW_LOG, (size - 1).bit_length())
 
 
 def _checked(out: bytes, size: int, method: str) -> bytes:

@@ -169,7 +169,7 @@ def _section_headers(data: bytes, header: Header) -> list[tuple[int, ...]]:
         count = _SECTION.unpack_from(data, first)[5]
     if not count or first + count * _SECTION.size > len(data):
         raise FatbinError(
-            f"The ELF file is cut short: its {count} section headers at byte {first} exceed its {len(data)} bytes."
+            f"The ELF file is cut short: {count} section headers at byte {first} exceed {len(data)} bytes."
         )
     return list(_SECTION.iter_unpack(memoryview(data)[first : first + count * _SECTION.size]))
 

@@ -16,3 +16,17 @@ class PtxError(Exception):
         super().__init__(f"line {line}: {message}" if line else message)
         self.code = code
         self.line = line
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[PtxError], tuple[str, str, int]]:
+        return PtxError, (self.code, self.message, self.line)
+
+
+def invalid(message: str, line: int = 0) -> PtxError:
+    """Make the error for a text that is not PTX."""
+    return PtxError("INVALID_PTX", message, line)
+
+
+def unsupported(message: str, line: int = 0) -> PtxError:
+    """Make the error for PTX that gpufleet does not carry out."""
+    return PtxError("NOT_SUPPORTED", f"unsupported PTX: {message}", line)

@@ -1,0 +1,90 @@
+"""Which command was asked for? Loads it, runs it, and turns its errors into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from gpufleet.cli.output import print_error, print_json
+from gpufleet.cli.spelling import normalize
+from gpufleet.errors import GpufleetError
+
+COMMANDS = ("devices", "migrate", "build")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that `arguments` name; return its exit code."""
+    try:
+        _app(args=normalize(arguments), prog_name="gpufleet")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+class LazyCommands(typer.core.TyperGroup):
+    """A group whose commands are imported when they are named, so that one costs nothing to another."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order that help shows."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import the command `cmd_name`; None if there is none."""
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+
+@functools.cache
+def load_command(name: str) -> Any:
+    """Import `gpufleet.cli.<name>` and make its function of that name a command."""
+    function = getattr(importlib.import_module(f"gpufleet.cli.{name}"), name)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name)(_explained(function))
+    return typer.main.get_command(single)
+
+
+def _explained(function: Callable[..., None]) -> Callable[..., None]:
+    """Let the errors of a command end it with one sentence, and with a JSON document where one is due."""
+
+    @functools.wraps(function)
+    def command(**options: Any) -> None:
+        try:
+            function(**options)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except (GpufleetError, OSError) as error:
+            if options.get("as_json"):
+                print_json({"error": type(error).__name__, "message": str(error)})
+            print_error(error)
+            raise typer.Exit(1) from None
+
+    return command
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from gpufleet import __version__
+
+        sys.stdout.write(f"gpufleet {__version__}\n")
+        raise typer.Exit
+
+
+_app = typer.Typer(cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False)
+
+
+@_app.callback()
+def _gpufleet(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """CUDA contexts that migrate between threads, over real GPUs or virtual ones."""

@@ -1,0 +1,142 @@
+"""`gpufleet build`: one CUDA C++ file into one image for many GPUs, with no toolkit installed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gpufleet.cli.options import JsonOption
+from gpufleet.cli.output import print_error, print_json, print_line
+from gpufleet.errors import CompileError
+
+if TYPE_CHECKING:
+    from gpufleet.build import BuildResult
+
+
+def build(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="The CUDA C++ file.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="k.fatbin for any number of architectures; k.cubin or k.ptx for one.",
+        ),
+    ],
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIST",
+            help="Architectures to make machine code for, such as 80,90a; or none.",
+            show_default="75,80,86,87,89,90,100,110,120",
+        ),
+    ] = None,
+    ptx: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIST",
+            help="Architectures to add PTX for, which newer and virtual GPUs take; or none.",
+            show_default="75",
+        ),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", "-G", help="Compile without optimisation, for a debugger.")
+    ] = False,
+    define: Annotated[
+        list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="Define a macro.")
+    ] = None,
+    include: Annotated[
+        list[Path] | None, typer.Option("--include", "-I", metavar="DIR", help="Search DIR for headers.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print what the file holds, and how long it took.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a CUDA C++ file for many GPUs at once. Needs no GPU and no CUDA toolkit."""
+    from gpufleet.build import BuildError
+    from gpufleet.build import build as build_image
+    from gpufleet.compiler import UnknownArchitecture
+
+    start = time.perf_counter()
+    try:
+        result = build_image(
+            source,
+            output,
+            archs=_split(arch),
+            ptx=_split(ptx),
+            debug=debug,
+            options=[f"--define-macro={macro}" for macro in define or ()],
+            include_dirs=include or (),
+        )
+    except (BuildError, UnknownArchitecture, FileNotFoundError, IsADirectoryError) as error:
+        _fail(error, as_json, code=2)
+    except CompileError as error:
+        _fail(error, as_json, code=1)
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json(_document(result, seconds))
+        return
+    if result.log:
+        print_error(result.log)
+    if verbose:
+        _print_entries(result, seconds)
+
+
+def _split(lists: list[str] | None) -> list[str] | None:
+    """Take "80,90" and repeated options apart; "none" is an empty list, no option at all is None."""
+    if lists is None:
+        return None
+    names = [name.strip() for part in lists for name in part.split(",")]
+    return [name for name in names if name not in ("", "none")]
+
+
+def _fail(error: Exception, as_json: bool, code: int) -> NoReturn:
+    """Say what is wrong, in a sentence, with the compiler's own text where it spoke."""
+    log = error.log if isinstance(error, CompileError) else ""
+    message = _sentence(error)
+    if as_json:
+        print_json({"error": type(error).__name__, "message": message, "log": log})
+    print_error(f"{message}\n\n{log}" if log else message)
+    raise typer.Exit(code) from None
+
+
+def _sentence(error: Exception) -> str:
+    """The error's first line: what may follow is an excerpt of the log, which is printed whole."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}"
+    return str(error).partition("\n")[0]
+
+
+def _document(result: BuildResult, seconds: float) -> dict[str, object]:
+    return {
+        "output": str(result.output),
+        "size": result.size,
+        "entries": [
+            {
+                "kind": e.kind,
+                "target": e.target,
+                "size": e.size,
+                "stored": len(e.stored),
+                "compression": e.compression,
+            }
+            for e in result.entries
+        ],
+        "log": result.log,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _print_entries(result: BuildResult, seconds: float) -> None:
+    from gpufleet.compiler import nvrtc_version
+
+    for entry in result.entries:
+        print_line("  ", str(entry))
+    version = "{}.{}".format(*nvrtc_version())
+    print_line(
+        (str(result.output), "bold"), f"  {result.size} bytes, built with NVRTC {version} in {seconds:.1f} s"
+    )

@@ -1,0 +1,421 @@
+"""The table of PTX instructions: every opcode once, with its forms and what it means.
+
+Read it as the PTX ISA's syntax lines. A form lists the types that may stand at the opcode's first
+(second, third) type suffix, the operands, and the modifiers:
+
+* types: alternatives separated by spaces, positions by commas: `"u8 s8, f32"`.
+* operands: `d` has the first type; `a:2` the second; `b:u32` that type; `c:wide` twice the size.
+  `[a]` is a memory address, `!c` a predicate that may be negated, `d|q` may be a pair, `d*` may be
+  a vector, `b?` may be missing. `label`, `call` and `table` are what branches and calls take.
+* modifiers: a word of `CATEGORIES` allows one of its values, other words stand for themselves;
+  `category=a|b` narrows a category; `?` says it may be missing. The order does not matter, as ptxas
+  does not care either.
+
+Instructions without forms are PTX that no engine carries out yet: they parse, with raw operands,
+and are refused when a kernel that contains them is loaded into an engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CATEGORIES: dict[str, str] = {
+    "rounding": "rn rz rm rp",
+    "integral": "rni rzi rmi rpi",
+    "compare": "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan",
+    "boolean": "and or xor",
+    "space": "const global local shared param shared::cta shared::cluster param::entry param::func const[0]",
+    "semantics": "weak volatile relaxed acquire release acq_rel sc mmio",
+    "scope": "cta cluster gpu sys gl",
+    "cache": "ca cg cs lu cv wb wt",
+    "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+    "evict2": "L2::evict_normal L2::evict_first L2::evict_last",
+    "prefetch": "L2::64B L2::128B L2::256B",
+    "hint": "L2::cache_hint",
+    "vector": "v2 v4 v8",
+    "part": "lo hi wide",
+    "atomic": "add min max and or xor exch cas inc dec",
+    "reduction": "add min max and or xor popc",
+    "shuffle": "up down bfly idx",
+    "vote": "all any uni ballot",
+    "match": "any all",
+    "permute": "f4e b4e rc8 ecl ecr rc16",
+    "property": "finite infinite number notanumber normal subnormal",
+    "wrapping": "wrap clamp",
+    "direction": "l r",
+}
+
+_INTEGERS = "u16 u32 u64 s16 s32 s64"
+_EVERYTHING = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
+_MEMORY = "space? semantics? scope? cache? evict? evict2? prefetch? hint? vector?"
+_HALVES = "f16 f16x2 bf16 bf16x2"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One syntax line of an instruction."""
+
+    types: str = ""
+    operands: str = ""
+    modifiers: str = ""
+    wider: bool = False
+    """Registers may be wider than the type (ld, st, cvt)."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One opcode."""
+
+    name: str
+    meaning: str
+    forms: tuple[Form, ...] = ()
+
+
+def _spec(name: str, meaning: str, *forms: Form) -> Spec:
+    return Spec(name, meaning, forms)
+
+
+_ARITHMETIC = (
+    Form("f32", "d a b", "rounding? ftz? sat?"),
+    Form("f64", "d a b", "rounding?"),
+    Form("f16 f16x2", "d a b", "rounding=rn? ftz? sat?"),
+    Form("bf16 bf16x2", "d a b", "rounding=rn?"),
+    Form("f32x2", "d a b", "rounding? ftz?"),
+    Form("f32, f16 bf16", "d a:2 c", "rounding? sat?"),
+)
+_FUSED = (
+    Form("f32", "d a b c", "rounding ftz? sat?"),
+    Form("f64", "d a b c", "rounding"),
+)
+_BITWISE = (Form("b16 b32 b64 pred", "d a b"),)
+
+_INTEGER_ARITHMETIC = (
+    _spec("add", "d = a + b", Form(f"{_INTEGERS} u16x2 s16x2", "d a b", "sat? cc?"), *_ARITHMETIC),
+    _spec("addc", "d = a + b + carry", Form("u32 s32 u64 s64", "d a b", "cc?")),
+    _spec("sub", "d = a - b", Form(_INTEGERS, "d a b", "sat? cc?"), *_ARITHMETIC),
+    _spec("subc", "d = a - (b + borrow)", Form("u32 s32 u64 s64", "d a b", "cc?")),
+    _spec(
+        "mul",
+        "d = a * b: its low half, its high half, or all of it",
+        Form(_INTEGERS, "d a b", "part=lo|hi"),
+        Form("u16 u32 s16 s32", "d:wide a b", "part=wide"),
+        *_ARITHMETIC[:5],
+    ),
+    _spec(
+        "mad",
+        "d = a * b + c",
+        Form(_INTEGERS, "d a b c", "part=lo|hi sat? cc?"),
+        Form("u16 u32 s16 s32", "d:wide a b c:wide", "part=wide"),
+        *_FUSED,
+    ),
+    _spec("madc", "d = a * b + c + carry", Form("u32 s32 u64 s64", "d a b c", "part=lo|hi cc?")),
+    _spec(
+        "mul24", "d = a * b of the low 24 bits: bits 0-31 or 16-47", Form("u32 s32", "d a b", "part=lo|hi")
+    ),
+    _spec("mad24", "d = a * b + c of 24-bit a and b", Form("u32 s32", "d a b c", "part=lo|hi sat?")),
+    _spec("sad", "d = c + |a - b|", Form(_INTEGERS, "d a b c")),
+    _spec(
+        "div",
+        "d = a / b",
+        Form(_INTEGERS, "d a b"),
+        Form("f32", "d a b", "approx ftz?"),
+        Form("f32", "d a b", "full ftz?"),
+        Form("f32", "d a b", "rounding ftz?"),
+        Form("f64", "d a b", "rounding"),
+    ),
+    _spec("rem", "d = a % b, with the sign of a", Form(_INTEGERS, "d a b")),
+    _spec(
+        "abs",
+        "d = |a|",
+        Form("s16 s32 s64", "d a"),
+        Form("f32", "d a", "ftz?"),
+        Form("f64", "d a"),
+        Form(_HALVES, "d a", "ftz?"),
+    ),
+    _spec(
+        "neg",
+        "d = -a",
+        Form("s16 s32 s64", "d a"),
+        Form("f32", "d a", "ftz?"),
+        Form("f64", "d a"),
+        Form(_HALVES, "d a", "ftz?"),
+    ),
+    *(
+        _spec(
+            name,
+            meaning,
+            Form(f"{_INTEGERS} u16x2 s16x2", "d a b", "relu?"),
+            Form("f32", "d a b c?", "ftz? NaN? xorsign? abs?"),
+            Form("f64", "d a b"),
+            Form(_HALVES, "d a b", "ftz? NaN? xorsign? abs?"),
+        )
+        for name, meaning in (
+            ("min", "d = the smaller; a number beats a NaN unless .NaN"),
+            ("max", "d = the larger; a number beats a NaN unless .NaN"),
+        )
+    ),
+    _spec("popc", "d = number of 1 bits", Form("b32 b64", "d:u32 a")),
+    _spec("clz", "d = number of leading 0 bits", Form("b32 b64", "d:u32 a")),
+    _spec(
+        "bfind",
+        "d = position of the highest bit that is not the sign, or the shift that brings it to the top",
+        Form("u32 u64 s32 s64", "d:u32 a", "shiftamt?"),
+    ),
+    _spec("fns", "d = position of the c-th 1 bit of a from bit b", Form("b32", "d a b c:s32")),
+    _spec("brev", "d = a with its bits in reverse order", Form("b32 b64", "d a")),
+    _spec(
+        "bfe", "d = c bits of a from bit b, zero or sign extended", Form("u32 u64 s32 s64", "d a b:u32 c:u32")
+    ),
+    _spec("bfi", "d = b with the low d bits of a inserted at bit c", Form("b32 b64", "f a b c:u32 d:u32")),
+    _spec(
+        "szext", "d = the low b bits of a, zero or sign extended", Form("u32 s32", "d a b:u32", "wrapping")
+    ),
+    _spec("bmsk", "d = a mask of b bits from bit a", Form("b32", "d a b", "wrapping")),
+    _spec("dp4a", "d = c + dot product of four bytes", Form("u32 s32, u32 s32", "d:b32 a:b32 b:b32 c:b32")),
+    _spec(
+        "dp2a",
+        "d = c + dot product of two 16-bit halves with two bytes",
+        Form("u32 s32, u32 s32", "d:b32 a:b32 b:b32 c:b32", "part=lo|hi"),
+    ),
+)
+
+_FLOATING_POINT = (
+    _spec("testp", "p = a has the property", Form("f32 f64", "d:pred a", "property")),
+    _spec("copysign", "d = |b| with the sign of a", Form("f32 f64", "d a b")),
+    _spec(
+        "fma",
+        "d = a * b + c, rounded once",
+        *_FUSED,
+        Form("f16 f16x2", "d a b c", "rounding=rn ftz? sat? relu?"),
+        Form("bf16 bf16x2", "d a b c", "rounding=rn relu?"),
+        Form("f32x2", "d a b c", "rounding ftz?"),
+        Form("f32, f16 bf16", "d a:2 b:2 c", "rounding sat?"),
+    ),
+    _spec(
+        "rcp",
+        "d = 1 / a",
+        Form("f32", "d a", "approx ftz?"),
+        Form("f64", "d a", "approx ftz"),
+        Form("f32", "d a", "rounding ftz?"),
+        Form("f64", "d a", "rounding"),
+    ),
+    _spec(
+        "sqrt",
+        "d = square root of a",
+        Form("f32", "d a", "approx ftz?"),
+        Form("f32", "d a", "rounding ftz?"),
+        Form("f64", "d a", "rounding"),
+    ),
+    _spec(
+        "rsqrt",
+        "d = 1 / square root of a",
+        Form("f32", "d a", "approx ftz?"),
+        Form("f64", "d a", "approx ftz?"),
+    ),
+    _spec("sin", "d = sine of a", Form("f32", "d a", "approx ftz?")),
+    _spec("cos", "d = cosine of a", Form("f32", "d a", "approx ftz?")),
+    _spec("lg2", "d = log2 of a", Form("f32", "d a", "approx ftz?")),
+    _spec(
+        "ex2",
+        "d = 2 to the power of a",
+        Form("f32", "d a", "approx ftz?"),
+        Form(_HALVES, "d a", "approx ftz?"),
+    ),
+    _spec("tanh", "d = hyperbolic tangent of a", Form(f"f32 {_HALVES}", "d a", "approx")),
+)
+
+_COMPARISON = (
+    _spec(
+        "setp",
+        "p = a compared with b, combined with c; q = the opposite, combined with c",
+        Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d|q:pred a b", "compare ftz?"),
+        Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d|q:pred a b !c:pred", "compare boolean ftz?"),
+        Form(_HALVES, "d|q:pred a b", "compare ftz?"),
+        Form(_HALVES, "d|q:pred a b !c:pred", "compare boolean ftz?"),
+    ),
+    _spec(
+        "set",
+        "d = all ones (1.0 as a float) where the comparison holds, else 0",
+        Form(f"u32 s32 f32, b16 b32 b64 {_INTEGERS} f32 f64", "d a:2 b:2", "compare ftz?"),
+        Form(f"u32 s32 f32, b16 b32 b64 {_INTEGERS} f32 f64", "d a:2 b:2 !c:pred", "compare boolean ftz?"),
+        Form(f"{_HALVES} u16 s16 u32 s32, {_HALVES}", "d a:2 b:2", "compare ftz?"),
+        Form(f"{_HALVES} u16 s16 u32 s32, {_HALVES}", "d a:2 b:2 !c:pred", "compare boolean ftz?"),
+    ),
+    _spec("selp", "d = c ? a : b", Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d a b !c:pred")),
+    _spec(
+        "slct",
+        "d = c >= 0 ? a : b",
+        Form(f"b16 b32 b64 {_INTEGERS} f32 f64, s32 f32", "d a b c:2", "ftz?"),
+    ),
+)
+
+_LOGIC = (
+    _spec("and", "d = a & b", *_BITWISE),
+    _spec("or", "d = a | b", *_BITWISE),
+    _spec("xor", "d = a ^ b", *_BITWISE),
+    _spec("not", "d = ~a", Form("b16 b32 b64 pred", "d a")),
+    _spec("cnot", "d = a == 0", Form("b16 b32 b64", "d a")),
+    _spec(
+        "lop3",
+        "d = any function of three bits, as a table of eight",
+        Form("b32", "d a b c e:u32"),
+        Form("b32", "d|q a b c e:u32 !g:pred", "boolean=and|or"),
+    ),
+    _spec(
+        "shf",
+        "d = 32 bits out of the 64 of (b, a), shifted by c",
+        Form("b32", "d a b c:u32", "direction wrapping"),
+    ),
+    _spec("shl", "d = a << b; 0 past the width", Form("b16 b32 b64", "d a b:u32")),
+    _spec(
+        "shr",
+        "d = a >> b; the sign past the width for signed types",
+        Form(f"b16 b32 b64 {_INTEGERS}", "d a b:u32"),
+    ),
+)
+
+_MOVEMENT = (
+    _spec(
+        "mov",
+        "d = a: a register, constant, address or special register; packs and unpacks vectors",
+        Form(f"b16 b32 b64 b128 {_INTEGERS} f32 f64 pred", "d* a*", "vector?"),
+    ),
+    _spec("prmt", "d = four bytes picked from the eight of (b, a)", Form("b32", "d a b c", "permute?")),
+    _spec(
+        "ld",
+        "d = memory at a",
+        Form(f"{_EVERYTHING} b128", "d* [a] p:b64?", f"{_MEMORY} nc? unified?", wider=True),
+    ),
+    _spec(
+        "ldu",
+        "d = global memory at a, the same for all lanes",
+        Form(_EVERYTHING, "d* [a]", _MEMORY, wider=True),
+    ),
+    _spec("st", "memory at a = b", Form(f"{_EVERYTHING} b128", "[a] b* p:b64?", _MEMORY, wider=True)),
+    _spec("prefetch", "bring the line at a into a cache", Form("", "[a]", "space? level=L1|L2 evict2?")),
+    _spec("prefetchu", "bring the line at a into the uniform cache", Form("", "[a]", "level=L1")),
+    _spec("isspacep", "p = the generic address a lies in the space", Form("", "d:pred a:u64", "space")),
+    _spec(
+        "cvta",
+        "d = a, from the space's address to a generic one, or with .to the reverse",
+        Form("u64 u32", "d a", "space to?"),
+    ),
+    _spec(
+        "cvt",
+        "d = a, converted",
+        Form(
+            f"{_EVERYTHING} f16 bf16, {_EVERYTHING} f16 bf16",
+            "d a:2",
+            "rounding? integral? ftz? sat? relu?",
+            wider=True,
+        ),
+        Form("f16x2 bf16x2, f32", "d a:2 b:2", "rounding=rn|rz relu? ftz? sat? satfinite?"),
+    ),
+)
+
+_CONTROL = (
+    _spec("bra", "go to the label", Form("", "label", "uni?")),
+    _spec("brx", "go to the a-th label of the table", Form("", "a:u32 table", "idx uni?")),
+    _spec("call", "call a function", Form("", "call", "uni?")),
+    _spec("ret", "return from the function; from a kernel, end the thread", Form("", "", "uni?")),
+    _spec("exit", "end the thread", Form("", "")),
+    _spec("trap", "abort the grid with an error", Form("", "")),
+    _spec("brkpt", "stop for a debugger", Form("", "")),
+    _spec("nanosleep", "wait about so many nanoseconds", Form("u32", "a")),
+    _spec("pmevent", "trigger performance monitor events", Form("", "a:u32", "mask?")),
+)
+
+_BARRIERS = (
+    Form("", "a:u32 b:u32?", "cta? sync aligned?"),
+    Form("", "a:u32 b:u32", "cta? arrive aligned?"),
+    Form("u32", "d a:u32 b:u32? !c:pred", "cta? red reduction=popc aligned?"),
+    Form("pred", "d a:u32 b:u32? !c:pred", "cta? red reduction=and|or aligned?"),
+)
+
+_SYNCHRONIZATION = (
+    _spec("bar", "wait for the threads of the block", Form("", "m:b32", "warp sync"), *_BARRIERS),
+    _spec("barrier", "wait for the threads of the block", *_BARRIERS),
+    _spec("membar", "order memory accesses", Form("", "", "scope")),
+    _spec(
+        "fence",
+        "order memory accesses",
+        Form("", "", "semantics? scope"),
+        Form("", "", "semantics? scope? proxy kind=alias|async|async.global"),
+        Form("", "", "proxy kind=alias|async space?"),
+        Form("", "", "mbarrier_init semantics scope"),
+    ),
+    _spec(
+        "atom",
+        "d = memory at a; memory at a = op(memory at a, b), at once",
+        Form(
+            "b32 b64 u32 u64 s32 s64 f32 f64",
+            "d [a] b",
+            f"{_MEMORY} atomic=add|min|max|and|or|xor|exch|inc|dec noftz?",
+        ),
+        Form("b16 b32 b64", "d [a] b c", f"{_MEMORY} atomic=cas"),
+        Form(_HALVES, "d [a] b", f"{_MEMORY} atomic=add noftz"),
+    ),
+    _spec(
+        "red",
+        "memory at a = op(memory at a, b), at once",
+        Form(
+            "b32 b64 u32 u64 s32 s64 f32 f64",
+            "[a] b",
+            f"{_MEMORY} atomic=add|min|max|and|or|xor|inc|dec noftz?",
+        ),
+        Form(_HALVES, "[a] b", f"{_MEMORY} atomic=add noftz"),
+    ),
+    _spec(
+        "vote",
+        "d = a reduced over the lanes of the warp",
+        Form("pred", "d !a:pred m:b32", "sync vote=all|any|uni"),
+        Form("b32", "d !a:pred m:b32", "sync vote=ballot"),
+        Form("pred", "d !a:pred", "vote=all|any|uni"),
+        Form("b32", "d !a:pred", "vote=ballot"),
+    ),
+    _spec(
+        "shfl",
+        "d = a of another lane of the warp; p = that lane exists",
+        Form("b32", "d|q a b:u32 c:u32 m:b32", "sync shuffle"),
+        Form("b32", "d|q a b:u32 c:u32", "shuffle"),
+    ),
+    _spec(
+        "match",
+        "d = the lanes of the warp that have the same a",
+        Form("b32 b64", "d|q:b32 a m:b32", "sync match"),
+    ),
+    _spec(
+        "redux",
+        "d = a reduced over the lanes of the warp",
+        Form("u32 s32 b32 f32", "d a m:b32", "sync reduction=add|min|max|and|or|xor abs? NaN?"),
+    ),
+    _spec("activemask", "d = the lanes that execute this", Form("b32", "d")),
+    _spec("elect", "p = this lane is the leader; d = the leader", Form("", "d|q:b32 m:b32", "sync")),
+)
+
+_OTHER = " ".join(
+    (
+        "ldmatrix stmatrix movmatrix mma wmma wgmma tcgen05",  # matrices
+        "tex tld4 txq istypep suld sust sured suq",  # textures and surfaces
+        "mbarrier cp tensormap mapa getctarank multimem clusterlaunchcontrol griddepcontrol setmaxnreg",
+        "applypriority discard createpolicy",
+        "stacksave stackrestore alloca",
+        "vadd vsub vabsdiff vmin vmax vshl vshr vmad vset",  # video
+        "vadd2 vsub2 vavrg2 vabsdiff2 vmin2 vmax2 vset2 vadd4 vsub4 vavrg4 vabsdiff4 vmin4 vmax4 vset4",
+    )
+)
+
+INSTRUCTIONS: dict[str, Spec] = {
+    spec.name: spec
+    for spec in (
+        *_INTEGER_ARITHMETIC,
+        *_FLOATING_POINT,
+        *_COMPARISON,
+        *_LOGIC,
+        *_MOVEMENT,
+        *_CONTROL,
+        *_SYNCHRONIZATION,
+        *(_spec(name, "known, not carried out by any engine yet") for name in _OTHER.split()),
+    )
+}
+"""Every opcode of PTX ISA 9, by name."""

@@ -1,0 +1,79 @@
+"""What README.md and docs/ show is what happens: their examples run, on virtual devices.
+
+A `python` block is run as a program. In a `console` block each line that starts with "$ " is run in a
+shell, and what it prints must be the lines below it, where "..." stands for anything.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+
+
+class Block(NamedTuple):
+    name: str
+    language: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    fence = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in fence.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            if match[1] == language:
+                found.append(Block(f"{page.name}:{line}", language, match[2]))
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Return one in which nothing chooses devices, and `gpufleet` is the one under test."""
+    chosen = {name: value for name, value in os.environ.items() if not name.startswith(("GPUFLEET", "CUDA"))}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), chosen.get("PATH", "")])
+    return chosen | {"PATH": programs, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
+def test_example_runs(block: Block, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block.text],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.name)
+def test_session_prints_what_it_shows(block: Block, tmp_path: Path) -> None:
+    matches = doctest.OutputChecker().check_output
+    sessions = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+    assert sessions, "a console block without a command"
+    for command, expected in sessions:
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+        printed = done.stdout + done.stderr
+        assert matches(expected, printed, doctest.ELLIPSIS), f"{command}\nexpected\n{expected}\ngot\n{printed}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+    assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -1,0 +1,100 @@
+"""`import gpufleet` defines names and does nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+NEVER_AT_IMPORT = (
+    "cuda.bindings",
+    "llvmlite",
+    "rich",
+    "typer",
+    "zstandard",
+    "gpufleet.virtual",
+)
+LIMIT_SECONDS = 0.15
+
+IMPORT = "import gpufleet"
+IMPORT_ALL = "import gpufleet; [getattr(gpufleet, name) for name in gpufleet.__all__]"
+
+
+@pytest.mark.parametrize("statement", [IMPORT, IMPORT_ALL], ids=["import", "every name"])
+def test_import_takes_little_time_beyond_numpy(statement: str) -> None:
+    script = f"""
+        import json, time
+        import numpy, numpy.typing
+        began = time.perf_counter()
+        {statement}
+        print(json.dumps(time.perf_counter() - began))
+        """
+    best = min(answer(script) for _ in range(5))
+
+    assert best < LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("statement", [IMPORT, IMPORT_ALL], ids=["import", "every name"])
+def test_import_loads_nothing_heavy(statement: str) -> None:
+    script = f"""
+        import json, sys
+        {statement}
+        print(json.dumps(sorted(sys.modules)))
+        """
+    loaded = answer(script)
+
+    heavy = [name for name in loaded if any(f"{name}.".startswith(f"{never}.") for never in NEVER_AT_IMPORT)]
+    assert heavy == []
+
+
+@pytest.mark.parametrize("statement", [IMPORT, IMPORT_ALL], ids=["import", "every name"])
+def test_import_starts_no_thread(statement: str) -> None:
+    script = f"""
+        import json, threading
+        import numpy
+        before = threading.active_count()
+        {statement}
+        print(json.dumps(threading.active_count() - before))
+        """
+    assert answer(script) == 0
+
+
+@pytest.mark.parametrize("statement", [IMPORT, IMPORT_ALL], ids=["import", "every name"])
+def test_import_reads_no_environment_variable(statement: str) -> None:
+    script = f"""
+        import json, os
+        import numpy, numpy.typing
+        read = []
+
+        class Watched(type(os.environ)):
+            def __init__(self, watched):
+                self.__dict__.update(watched.__dict__)
+
+            def __getitem__(self, key):
+                read.append(key)
+                return super().__getitem__(key)
+
+            def __iter__(self):
+                read.append("all of them")
+                return super().__iter__()
+
+        os.environ = Watched(os.environ)
+        os.environ.get("HOME"), os.getenv("HOME")
+        assert read == ["HOME", "HOME"], "the watch does not work"
+        read.clear()
+        {statement}
+        print(json.dumps(read))
+        """
+    assert answer(script) == []
+
+
+def answer(script: str) -> Any:
+    """Run `script` in a new interpreter; return the JSON that it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
