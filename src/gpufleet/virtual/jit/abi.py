@@ -51,6 +51,8 @@ class Job(c.Structure):
         ("clock_rate", c.c_uint64),
         ("grid_id", c.c_uint64),
         ("parameter_bytes", c.c_uint64),
+        ("warps32", c.c_uint32),
+        ("shared_total", c.c_uint32),
         # what changes while the job runs
         ("next", c.c_int64),
         ("total", c.c_int64),

@@ -43,9 +43,10 @@ EXPORTS = (
     "gf_clock",
 )
 
-FRAME_STATE, FRAME_BARRIER, FRAME_NEED = 0, 4, 8
-"""Every warp's frame begins with i32 state (0 new, -1 done, else where to resume), the id of the
-barrier that it waits at (-1: none), and how many threads that barrier needs (0: all that live)."""
+FRAME_STATE, FRAME_BARRIER, FRAME_LAST, FRAME_SITE = 0, 4, 8, 12
+"""Every warp's frame begins with four i32: its state (0 new, -1 done, else where to resume), the
+barrier that it waits at (-1: none), the barrier that it waited at last, and the site of that barrier."""
+FRAME_HEADER = 64
 
 
 def runtime_ir(key: int) -> str:
@@ -62,7 +63,7 @@ _OFFSETS = {
     **{f"job_{name}": offset(Job, name) for name, *_ in Job._fields_},
     **{f"worker_{name}": offset(Worker, name) for name, *_ in Worker._fields_},
     **{"work": 64, "done": 128, "head": 192, "tail": 200, "entries": 208},
-    **{"state": FRAME_STATE, "barrier": FRAME_BARRIER, "need": FRAME_NEED},
+    **{"barrier": FRAME_BARRIER, "frame_site": FRAME_SITE},
     **{"deadlock": FAULT_DEADLOCK, "barriers": BARRIERS, "barrier_bytes": BARRIER_BYTES},
 }
 
@@ -503,7 +504,7 @@ findNext:
 found:
   %pw = getelementptr i8, ptr %worker, i64 {worker_warp}
   store i32 %d, ptr %pw
-  %psite = getelementptr i8, ptr %df, i64 12
+  %psite = getelementptr i8, ptr %df, i64 {frame_site}
   %site = load i32, ptr %psite
   %pbar = getelementptr i8, ptr %df, i64 {barrier}
   %bar = load i32, ptr %pbar

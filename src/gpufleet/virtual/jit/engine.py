@@ -1,0 +1,213 @@
+"""The JIT engine: kernels compiled with LLVM, one variant per class of block shape, run on all cores."""
+
+from __future__ import annotations
+
+import ctypes as c
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpufleet.virtual.engine import Launch
+from gpufleet.virtual.jit import faults
+from gpufleet.virtual.jit.abi import SLACK, Job
+from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
+from gpufleet.virtual.jit.llvm import compiler
+from gpufleet.virtual.jit.runtime import is_supported, runtime
+from gpufleet.virtual.jit.shapes import BlockShape
+from gpufleet.virtual.jit.unit import Program
+from gpufleet.virtual.jit.warp import WARP_OPERATIONS
+from gpufleet.virtual.ptx import Module
+from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
+from gpufleet.virtual.ptx.syntax import Function, Instruction
+
+WARP = 32
+
+
+class JitEngine:
+    """Compiles kernels to machine code; implements `gpufleet.virtual.engine.Engine`."""
+
+    name = "jit"
+
+    def __init__(self) -> None:
+        if not is_supported():
+            raise OSError("the JIT engine needs 64-bit Linux to catch faults; use the interpreter here")
+
+    def load(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> JitExecutable:
+        """Compile a kernel for the most common class of block shapes; others follow when they are used.
+
+        Raises
+        ------
+        PtxError
+            NOT_SUPPORTED for an instruction that this engine does not carry out, with its line.
+        """
+        executable = JitExecutable(module, kernel, symbols)
+        executable.prepare(module.kernels[kernel].required_block or (256, 1, 1))
+        return executable
+
+
+@dataclass
+class _Variant:
+    """Machine code for one class of block shapes."""
+
+    generated: Generated
+    entry: int
+    tracker: Any
+    """Keeps the code in memory."""
+    symbols: Any
+    """Addresses of the variables that the code refers to, as a C array."""
+
+
+class JitExecutable:
+    """One kernel; implements `gpufleet.virtual.engine.Executable`. Safe to use from several threads."""
+
+    def __init__(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> None:
+        self._module = module
+        self._kernel = module.kernels[kernel]
+        self._symbols = symbols
+        self._functions = reachable(module, self._kernel)
+        self._whole_warps = any(_needs_whole_warps(f) for f in self._functions if f.build is not None)
+        self._variants: dict[BlockShape, _Variant] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, block: tuple[int, int, int]) -> None:
+        """Compile the code that blocks of this shape need, if that has not happened yet."""
+        self._variant(block)
+
+    def run(self, launch: Launch) -> None:
+        """Execute the whole grid, or raise `KernelFault`."""
+        variant = self._variant(launch.block)
+        generated = variant.generated
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        total = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        if not threads or not total:
+            return
+        job = Job()
+        ids, stride = _thread_ids(launch.block)
+        parameters = c.create_string_buffer(launch.parameters, len(launch.parameters) + SLACK)
+        job.memory = launch.memory.base
+        job.memory_bytes = launch.memory.view(np.uint8).nbytes
+        job.parameters = c.addressof(parameters)
+        job.parameter_bytes = len(launch.parameters)
+        job.symbols = c.addressof(variant.symbols)
+        job.thread_ids = ids.ctypes.data
+        job.thread_id_stride = stride
+        job.entry = variant.entry
+        job.grid[:] = launch.grid
+        job.block[:] = launch.block
+        job.threads = threads
+        job.warps = -(-threads // generated.lanes)
+        job.warps32 = -(-threads // WARP)
+        job.dynamic_shared = launch.dynamic_shared
+        job.multiprocessors = launch.multiprocessors
+        job.clock_rate = launch.clock_rate
+        job.grid_id = next(_grid_ids)
+        job.total = total
+        _lay_out_arena(job, generated, launch.dynamic_shared)
+        runtime().run(job, not generated.loops, launch.cancelled.is_set)
+        if job.faulted:
+            raise faults.describe(job, launch, self._kernel.name, generated)
+
+    def _variant(self, block: tuple[int, int, int]) -> _Variant:
+        shape = block_shape(block, self._whole_warps, compiler().target.vector_bytes)
+        variant = self._variants.get(shape)
+        if variant is None:
+            with self._lock:
+                variant = self._variants.get(shape)
+                if variant is None:
+                    variant = self._variants[shape] = self._build(shape)
+        return variant
+
+    def _build(self, shape: BlockShape) -> _Variant:
+        generated = self.generate(shape)
+        image = compiler().compile(generated.source)
+        code = compiler().link(image, [ENTRY], runtime().imports)
+        addresses = [self._symbols[name] for name in generated.symbols]
+        return _Variant(generated, code[ENTRY], code, (c.c_uint64 * max(len(addresses), 1))(*addresses))
+
+    def generate(self, shape: BlockShape) -> Generated:
+        """Generate LLVM IR for a class of block shapes."""
+        names = frozenset().union(*(f.names_used for f in self._functions))
+        dynamic = any(
+            v.external and v.space == "shared" and v.name in names for v in self._module.variables.values()
+        ) or any(v.external and v.space == "shared" for f in self._functions for v in f.declared)
+        program = Program(
+            self._module,
+            self._kernel,
+            compiler().target,
+            shape,
+            shared_layout(self._module, self._kernel),
+            dynamic,
+            _local_bytes(self._functions),
+        )
+        return generate(program)
+
+
+def block_shape(block: tuple[int, int, int], whole_warps: bool, vector_bytes: int) -> BlockShape:
+    """Choose the number of lanes and say how thread indices run through them.
+
+    Without operations between lanes the width is free: two hardware vectors of 32-bit values hide
+    latencies and still fit the registers; rows shorter than that get vectors as short as they are.
+    """
+    x, y, z = block
+    line = y == z == 1
+    if whole_warps:
+        lanes = WARP
+    else:
+        lanes = 32 if vector_bytes == 64 else 16
+        while lanes > 8 and not line and x % lanes:
+            lanes //= 2
+        if not line and x % lanes:
+            lanes = 16
+    return BlockShape("even" if line or x % lanes == 0 else "any", lanes)
+
+
+def _needs_whole_warps(function: Function) -> bool:
+    return any(_crosses_lanes(instruction) for instruction in function.body.instructions)
+
+
+def _crosses_lanes(instruction: Instruction) -> bool:
+    """Operations between lanes, barriers that count warps, and old code that relies on lanes in step."""
+    operation = instruction.operation
+    if operation.name in WARP_OPERATIONS:
+        return True
+    if operation.name in ("bar", "barrier"):
+        return "warp" in operation or "red" in operation or "arrive" in operation or len(instruction.operands) > 1
+    return operation.name in ("ld", "st") and operation.get("semantics") == "volatile" and operation.space == "shared"
+
+
+def _local_bytes(functions: list[Function]) -> int:
+    """Local memory per thread."""
+    return sum(local_layout(function)[1] for function in functions)
+
+
+def _lay_out_arena(job: Job, generated: Generated, dynamic_shared: int) -> None:
+    """Shared memory, then barriers and frames, then local memory; all on cache lines."""
+    shared = max(generated.static_shared, generated.dynamic_offset + dynamic_shared)
+    job.shared_bytes = job.shared_total = shared
+    place = -(-(shared + SLACK) // 64) * 64
+    if generated.frame_bytes:
+        place += BARRIERS_BYTES
+        job.frames = place
+        place += generated.frame_bytes * job.warps
+    job.locals = place
+    place += generated.local_bytes * job.warps * generated.lanes
+    job.arena_bytes = place + SLACK
+
+
+@lru_cache(maxsize=64)
+def _thread_ids(block: tuple[int, int, int]) -> tuple[NDArray[np.uint32], int]:
+    """Thread indices along x, y and z for thread 0, 1, ..., padded to whole vectors."""
+    x, y, z = block
+    count = -(-(x * y * z) // 64) * 64
+    linear = np.arange(count, dtype=np.uint32)
+    table = np.stack([linear % x, linear // x % y, linear // (x * y)]).astype(np.uint32)
+    return table, count * 4
+
+
+_grid_ids = itertools.count(1)
