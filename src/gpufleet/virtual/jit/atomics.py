@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
-from gpufleet.virtual.jit.memory import _pointers, access_size, reach
+from gpufleet.virtual.jit.memory import _pointers, access_size, checked_pointer, reach
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.ptx.operations import Operation
 from gpufleet.virtual.ptx.scalars import SIZES, is_float, is_signed
@@ -35,6 +35,13 @@ def _atomic(low: Lowering, instruction: Instruction) -> None:
 
         def one(scalars: Sequence[str]) -> Sequence[str]:
             return _kept(wanted, emit(low, operation, element, place.pointer, scalars))
+    elif place.check is not None:
+        inputs.insert(0, ("i64", place.pointer))
+        check = place.check
+
+        def one(scalars: Sequence[str]) -> Sequence[str]:
+            pointer = checked_pointer(low, scalars[0], check)
+            return _kept(wanted, emit(low, operation, element, pointer, scalars[1:]))
     else:
         inputs.insert(0, ("ptr", _pointers(low, place)))
 

@@ -308,12 +308,20 @@ def _targets(instruction: Instruction) -> list[Register]:
 
 
 def _quick_predicates(low: Converged) -> set[int]:
-    """Varying predicates all of whose definitions compare affine values, or combine such predicates."""
+    """Varying predicates all of whose definitions compare affine values, or combine such predicates.
+
+    A predicate that outlives a barrier comes back from the frame as lanes only.
+    """
     facts, body = low.unit.facts, low.unit.graph.body
+    waiting = 0
+    for node in barriers.resume_nodes(low.unit.graph):
+        waiting |= low.unit.graph.live_in[node]
     quick = {
         index
         for index in facts.definitions
-        if body.registers[index].type == "pred" and low.shapes.strides[index] is None
+        if body.registers[index].type == "pred"
+        and low.shapes.strides[index] is None
+        and not waiting >> index & 1
     }
     changed = True
     while changed:

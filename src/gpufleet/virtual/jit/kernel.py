@@ -68,7 +68,7 @@ def generate(program: Program) -> Generated:
     )
     loops = any(s <= n.index for n in graph.nodes for s in n.successors)
     calls = any(i.opcode == "call" for i in graph.body.instructions)
-    source = "\n".join([text, *sorted(program.declarations), "!0 = !{}", ""])
+    source = "\n".join([text, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""])
     return Generated(
         source,
         program.symbols,
@@ -142,6 +142,7 @@ class _Skeleton:
         c.branch(c.let(f"icmp ult i32 %warp, {unit.job('warps', 'i32')}"), "warp.run", after)
         c.label("warp.run")
         c.do(f"store i32 %warp, ptr {unit.worker_field('warp')}")
+        beginning = len(c.lines)
         first = c.let(f"mul i32 %warp, {unit.lanes}")
         distance = c.let(f"zext i32 {c.let(f'mul i32 {first}, 4')} to i64")
         c.do(f"%tid.table = getelementptr i8, ptr {unit.job('thread_ids', 'ptr')}, i64 {distance}")
@@ -168,6 +169,7 @@ class _Skeleton:
         if self.has_barriers:
             c.do(f"store i32 {barriers.DONE}, ptr {c.field('%frame', FRAME_STATE)}")
         c.jump("warp.next")
+        c.lines[beginning:beginning] = unit.forget_registers()
         c.label("warp.next")
         c.do(f"store i32 {c.let('add i32 %warp, 1')}, ptr {warp_slot}")
         c.jump("warp.test")

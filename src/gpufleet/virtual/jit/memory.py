@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpufleet.virtual.jit import helpers
 from gpufleet.virtual.jit.abi import FAULT_RANGE
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
@@ -48,6 +49,8 @@ class Reach:
     """A pointer (lane 0), or a vector of pointers."""
     stride: int | None
     """Bytes from lane to lane; None for a vector of pointers."""
+    check: helpers.Check | None = None
+    """Checks that are still to be made; then `pointer` is a vector of offsets in the window."""
 
 
 @dataclass
@@ -96,7 +99,26 @@ def reach(low: Lowering, instruction: Instruction, address: Address, size: int, 
     stride = 0 if base is None else low.stride(base)
     if stride is not None and (stride == 0 or (low.converged and stride % align == 0)):
         return _reach_run(low, instruction, address, space, stride, size, align)
+    if not low.converged and space:
+        return _reach_checked_later(low, instruction, address, space, size, align)
     return _reach_each(low, instruction, address, space, size, align)
+
+
+def _reach_checked_later(
+    low: Lowering, instruction: Instruction, address: Address, space: str, size: int, align: int
+) -> Reach:
+    """In diverged code the loop over the active lanes checks each lane's address itself (helpers.py)."""
+    c, n = low.code, low.lanes
+    t = vector("i64", n)
+    w = window(low, space)
+    start = _address(low, address.base, n)
+    if w.origin != "0":
+        start = c.let(f"sub {t} {start}, {c.splat('i64', w.origin, n)}")
+    if address.offset:
+        start = c.let(f"add {t} {start}, {constant('i64', address.offset, n)}")
+    single = _single(instruction, 0, size, align)
+    check = helpers.Check(w.pointer, w.origin, _room(low, w.bytes, size), align, _site(low, single, space, None))
+    return Reach(start, None, check)
 
 
 def _space(instruction: Instruction, address: Address) -> str:
@@ -407,6 +429,22 @@ def _fault_arguments(kind: int, site: int, address: str, lane: str) -> list[tupl
     ]
 
 
+def checked_pointer(low: Lowering, place: str, check: helpers.Check) -> str:
+    """One lane's pointer from its offset in a window, or a fault."""
+    c = low.code
+    outside = c.let(f"icmp uge i64 {place}, {check.room}")
+    odd = c.let(f"icmp ne i64 {c.let(f'and i64 {place}, {check.align - 1}')}, 0")
+    good, bad = c.name("ok"), c.name("bad")
+    c.branch(c.let(f"or i1 {outside}, {odd}"), bad, good)
+    with c.cold(bad):
+        address = c.let(f"add i64 {place}, {check.origin}")
+        arguments = _fault_arguments(FAULT_RANGE, check.site, address, "0")
+        c.function("gf_fault", "void", *arguments, tail=" noreturn")
+        c.do("unreachable")
+    c.label(good)
+    return c.let(f"getelementptr i8, ptr {check.pointer}, i64 {place}")
+
+
 def in_space(low: Lowering, address: str, space: str, n: int, instruction: Instruction) -> str:
     """Whether generic addresses lie in a window."""
     c, unit = low.code, low.unit
@@ -454,11 +492,14 @@ def load_values(
     keyword = "load volatile" if ordered else "load"
     if place.stride == 0:
         pointers = [place.pointer if not k else c.field(place.pointer, k * size) for k in range(count)]
-        return [c.let(f"{keyword} {element}, ptr {p}, align {size}") for p in pointers], 1
+        constantly = ", !invariant.load !0" if _space(instruction, address) == "param" else ""
+        return [c.let(f"{keyword} {element}, ptr {p}, align {size}{constantly}") for p in pointers], 1
     if place.stride == size * count and low.active() is None:
         whole = f"<{n * count} x {element}>"
         value = c.let(f"{keyword} {whole}, ptr {place.pointer}, align {size}")
         return [_every_nth(low, whole, value, k, count) for k in range(count)], n
+    if place.check is not None:
+        return helpers.load(low, element, size, place.pointer, place.check, count, ordered), n
     pointers = _pointers(low, place)
     if ordered:
         return _load_in_order(low, element, size, pointers, count), n
@@ -488,14 +529,16 @@ def _beside(low: Lowering, pointers: str, distance: int) -> str:
 
 
 def _gather(low: Lowering, element: str, size: int, pointers: str) -> str:
-    n = low.lanes
-    mask = low.active_predicate() or constant("i1", 1, n)
+    c, n = low.code, low.lanes
+    predicate = low.active_predicate()
+    if predicate is not None:
+        return helpers.load(low, element, size, pointers, None, 1, False)[0]
     t = vector(element, n)
-    return low.code.intrinsic(
+    return c.intrinsic(
         "masked.gather",
         t,
         (f"{vector('ptr', n)} align {size}", pointers),
-        (vector("i1", n), mask),
+        (vector("i1", n), constant("i1", 1, n)),
         (t, "zeroinitializer"),
     )
 
@@ -534,6 +577,9 @@ def _store(low: Lowering, instruction: Instruction) -> None:
     if place.stride == size * count and low.active() is None:
         whole = f"<{n * count} x {element}>"
         c.do(f"{keyword} {whole} {_interleave(low, element, values)}, ptr {place.pointer}, align {size}")
+        return
+    if place.check is not None:
+        helpers.store(low, element, size, place.pointer, values, place.check, ordered)
         return
     pointers = _pointers(low, place)
     for k, value in enumerate(values):
@@ -585,12 +631,14 @@ def _scatter(low: Lowering, element: str, size: int, pointers: str, value: str, 
 
         each_lane(low, [("ptr", pointers), (element, value)], [], one)
         return
-    mask = low.active_predicate() or constant("i1", 1, n)
+    if low.active() is not None:
+        helpers.store(low, element, size, pointers, [value], None, False)
+        return
     low.code.intrinsic_void(
         "masked.scatter",
         (vector(element, n), value),
         (f"{vector('ptr', n)} align {size}", pointers),
-        (vector("i1", n), mask),
+        (vector("i1", n), constant("i1", 1, n)),
     )
 
 

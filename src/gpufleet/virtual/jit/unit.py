@@ -35,6 +35,8 @@ class Program:
     sites: list[dict[str, Any]] = field(default_factory=list)
     """What a fault may be about: the accesses, or the instruction, that a check stands for."""
     declarations: set[str] = field(default_factory=set)
+    helpers: dict[str, str] = field(default_factory=dict)
+    """Functions that generated code calls, by name (helpers.py)."""
 
     @property
     def lanes(self) -> int:
@@ -93,6 +95,12 @@ class Unit:
         if register not in self._vectors:
             self._vectors[register] = self.code.slot(self.vector_type(register))
         return self._vectors[register]
+
+    def forget_registers(self) -> list[str]:
+        """Code after which no register holds anything, so that LLVM carries nothing from warp to warp."""
+        scalars = [f"  store {self.storage[r]} poison, ptr {s}" for r, s in self._scalars.items()]
+        vectors = [f"  store {self.vector_type(r)} poison, ptr {s}" for r, s in self._vectors.items()]
+        return scalars + vectors
 
     def vector_type(self, register: int) -> str:
         """Predicates are kept as masks."""
