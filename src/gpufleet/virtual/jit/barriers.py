@@ -297,16 +297,37 @@ def _set(low: Lowering, distance: int, value: str) -> None:
 
 def _move_registers(low: Lowering, live: int, save: bool) -> None:
     """Between the frame and the registers."""
-    unit, c = low.unit, low.code
-    frame = unit.frame
     while live:
         lowest = live & -live
         live ^= lowest
         register = lowest.bit_length() - 1
-        if low.shapes.strides[register] is None:
-            distance, slot, type = frame.vectors[register], unit.vector_slot(register), unit.vector_type(register)
-        else:
-            distance, slot, type = frame.scalars[register], unit.scalar_slot(register), unit.storage[register]
-        source, target = (slot, _place(low, distance)) if save else (_place(low, distance), slot)
-        value = c.let(f"load {type}, ptr {source}")
-        c.do(f"store {type} {value}, ptr {target}")
+        if not save:
+            _move(low, register, save=False)
+        elif not (low.converged and is_saved_at_once(low, register)):
+            _move(low, register, save=True)
+
+
+def _move(low: Lowering, register: int, save: bool) -> None:
+    unit, c = low.unit, low.code
+    if low.shapes.strides[register] is None:
+        slot, type = unit.vector_slot(register), unit.vector_type(register)
+        place = _place(low, unit.frame.vectors[register])
+    else:
+        slot, type = unit.scalar_slot(register), unit.storage[register]
+        place = _place(low, unit.frame.scalars[register])
+    source, target = (slot, place) if save else (place, slot)
+    c.do(f"store {type} {c.let(f'load {type}, ptr {source}')}, ptr {target}")
+
+
+def is_saved_at_once(low: Lowering, register: int) -> bool:
+    """Whether converged code saves a register where it is defined, and not at every barrier."""
+    unit = low.unit
+    if register not in unit.frame.scalars and register not in unit.frame.vectors:
+        return False
+    return unit.facts.only(register) is not None and not unit.graph.nodes[unit.facts.node_of[register]].in_loop
+
+
+def save_at_once(low: Converged, register: int) -> None:
+    """Put a register that was just defined into the frame, if that is the time to do so."""
+    if is_saved_at_once(low, register):
+        _move(low, register, save=True)

@@ -35,14 +35,34 @@ class Converged(Lowering):
         self.quick = _quick_predicates(self)
         """Predicates kept also as (lane 0, all agree): comparisons of affine values."""
         self._quick_slots: dict[int, tuple[str, str]] = {}
+        self.part: str | None = None
+        """Mask of the lanes that carry out a short branch."""
+        self.elsewhere = 0
+        """Node that the other lanes go on with."""
+        self.needed_elsewhere = 0
+        """Registers that they may read."""
 
     def active(self) -> str | None:
-        """All lanes."""
-        return None
+        """All lanes, but for those that skip a short branch."""
+        return self.part
 
     def must_spare(self, register: int) -> bool:
-        """There is nobody to spare."""
-        return False
+        """Only the lanes that skip a short branch, if they need the register afterwards."""
+        return self.part is not None and bool(self.needed_elsewhere >> register & 1)
+
+    def write(
+        self,
+        operand: Operand,
+        value: str,
+        element: str,
+        n: int,
+        stride: int | None = 0,
+        signed: bool = False,
+    ) -> None:
+        """Put a result into a register, and into the frame if it is needed behind a barrier."""
+        super().write(operand, value, element, n, stride, signed)
+        if isinstance(operand, Register):
+            barriers.save_at_once(self, operand.index)
 
     # ------------------------------------------------------------------------------ handing over
 
@@ -53,7 +73,10 @@ class Converged(Lowering):
         label = c.name("part")
         with c.cold(label):
             self._hand_over(self._live_before(position))
-            c.do(f"store {self.masks.type} {self.masks.full}, ptr {self.masked.current}")
+            if self.part is not None:
+                self._hand_over(self.unit.graph.live_in[self.elsewhere])
+                self.masked.wait_for(self.elsewhere, self.masks.without(c, self.masks.full, self.part))
+            c.do(f"store {self.masks.type} {self.part or self.masks.full}, ptr {self.masked.current}")
             c.jump(entry_label(self.node, position))
         return label
 
@@ -190,6 +213,10 @@ class Converged(Lowering):
         c = self.code
         condition = None
         if instruction.guard is not None:
+            branch = self._short_branch(node, instruction)
+            if branch is not None:
+                self._emit_short_branch(node, instruction, branch)
+                return
             condition = self._agreed(instruction)
         if is_barrier(instruction):
             if condition is not None:
@@ -216,6 +243,98 @@ class Converged(Lowering):
             fault(self, FAULT_TRAP, self.unit.program.site(instruction), "0")
         else:
             c.jump(self.done)
+
+    # ---------------------------------------------------------------------------- short branches
+
+    def _short_branch(self, node: Node, instruction: Instruction) -> tuple[list[tuple[int, bool]], int] | None:
+        """The sides of an `if` that lanes may take apart and be together again behind it.
+
+        Returns the nodes of the sides, each with the value of the condition that leads there, and the
+        node where they meet; None if it is not as simple as that: a side is one node that nobody else
+        enters, and leaves nothing behind that converged code takes for uniform.
+        """
+        graph = self.unit.graph
+        assert instruction.guard is not None
+        if instruction.opcode != "bra" or self.stride(instruction.guard) == 0 or node.next is None:
+            return None
+        label = instruction.operands[0]
+        assert isinstance(label, Label)
+        taken, fallen = graph.target_of[label.block], node.next
+        truth = not instruction.guard_negated
+
+        def is_side(side: int, meeting: int, needed: int) -> bool:
+            return graph.nodes[side].successors == (meeting,) and self._may_split(side, needed)
+
+        live = graph.live_in
+        if is_side(fallen, taken, live[taken]) and taken > fallen > node.index:
+            return [(fallen, not truth)], taken
+        if is_side(taken, fallen, live[fallen]) and fallen > taken > node.index:
+            return [(taken, truth)], fallen
+        following = graph.nodes[taken].successors
+        if len(following) == 1 and following[0] > max(taken, fallen) > min(taken, fallen) > node.index:
+            meeting = following[0]
+            if is_side(taken, meeting, live[meeting] | live[fallen]) and is_side(
+                fallen, meeting, live[meeting] | live[taken]
+            ):
+                return [(fallen, not truth), (taken, truth)], meeting
+        return None
+
+    def _may_split(self, side: int, needed: int) -> bool:
+        """Whether a node can run for some lanes while the others wait, who need some registers."""
+        graph = self.unit.graph
+        node = graph.nodes[side]
+        if len(node.predecessors) != 1 or node.stop - node.start > _SHORT:
+            return False
+        for instruction in graph.body.instructions[node.start : node.stop]:
+            if instruction.guard is not None or is_barrier(instruction):
+                return False
+            if instruction.opcode in ("call", "ret", "exit", "trap", "brx"):
+                return False
+            for register in reads_and_writes(instruction)[1]:
+                scalar = self.shapes.strides[register] is not None or register in self.quick
+                if scalar and needed >> register & 1:
+                    return False
+        return True
+
+    def _emit_short_branch(
+        self, node: Node, instruction: Instruction, branch: tuple[list[tuple[int, bool]], int]
+    ) -> None:
+        """All lanes one way, or all the other, or each side for its own lanes."""
+        c = self.code
+        sides, meeting = branch
+        assert instruction.guard is not None
+        together, value = self._unanimous(instruction.guard)
+        assert together is not None
+        agreed, apart = c.name("agreed"), c.name("apart")
+        c.branch(together, agreed, apart)
+        c.label(agreed)
+        on_true = next((side for side, truth in sides if truth), meeting)
+        on_false = next((side for side, truth in sides if not truth), meeting)
+        c.branch(value, self.label(on_true), self.label(on_false))
+        c.label(apart)
+        chosen = self.masks.make(c, self.fetch(instruction.guard, "pred", self.lanes))
+        checked = self.checked
+        for place, (side, truth) in enumerate(sides):
+            following = [meeting, *(later for later, _ in sides[place + 1 :])]
+            self.elsewhere = following[-1]
+            self.needed_elsewhere = 0
+            for other in following:
+                self.needed_elsewhere |= self.unit.graph.live_in[other]
+            self.part = chosen if truth else self.masks.without(c, self.masks.full, chosen)
+            self._emit_side(self.unit.graph.nodes[side])
+        self.part = None
+        self.checked = checked
+        self.node = node.index
+        c.jump(self.label(meeting))
+
+    def _emit_side(self, node: Node) -> None:
+        self.node = node.index
+        self.checked = {}
+        instructions = self.unit.graph.body.instructions
+        for position in range(node.start, node.stop):
+            if instructions[position].opcode != "bra":
+                self.position = position
+                self.emit_instruction(instructions[position])
 
     def _go_to(self, node: Node, target: int | None) -> None:
         if target is None:
@@ -299,6 +418,10 @@ class Converged(Lowering):
                 first = self.code.let(f"xor i1 {first}, true")
             return first, agreed
         return self.fetch(operand, "pred", 1), "true"
+
+
+_SHORT = 64
+"""Instructions of a side of a short branch: longer ones are not worth the code."""
 
 
 def _targets(instruction: Instruction) -> list[Register]:

@@ -169,13 +169,16 @@ def _reach_run(
     start = c.let(f"sub i64 {base}, {w.origin}") if w.origin != "0" else base
     if not _already_checked(low, address, space):
         group = _group(low, instruction, address, space, size, align)
-        extent = (low.lanes - 1) * stride
-        first = group.low + min(extent, 0)
-        lowest = c.let(f"add i64 {start}, {first}") if first else start
-        span = group.high - group.low + abs(extent)
-        inside = c.let(f"icmp ult i64 {lowest}, {_room(low, w.bytes, span)}")
-        if not space:
-            inside = _or_other_windows(low, inside, c.let(f"add i64 {base}, {first}"), span)
+        if stride and low.active() is not None:
+            inside = _part_inside(low, group, w, space, base, start, stride)
+        else:
+            extent = (low.lanes - 1) * stride
+            first = group.low + min(extent, 0)
+            lowest = c.let(f"add i64 {start}, {first}") if first else start
+            span = group.high - group.low + abs(extent)
+            inside = c.let(f"icmp ult i64 {lowest}, {_room(low, w.bytes, span)}")
+            if not space:
+                inside = _or_other_windows(low, inside, c.let(f"add i64 {base}, {first}"), span)
         if group.align > 1:
             low_bits = c.let(f"and i64 {start}, {group.align - 1}")
             aligned = c.let(f"icmp eq i64 {low_bits}, 0")
@@ -183,6 +186,29 @@ def _reach_run(
         _guard(low, inside, group, base, space, stride)
     place = c.let(f"add i64 {start}, {address.offset}") if address.offset else start
     return Reach(c.let(f"getelementptr i8, ptr {w.pointer}, i64 {place}"), stride)
+
+
+def _part_inside(
+    low: Lowering, group: Group, w: Window, space: str, base: str, start: str, stride: int
+) -> str:
+    """Whether affine accesses of some lanes are inside: the first and the last active lane bound them."""
+    c = low.code
+    predicate = low.active_predicate()
+    assert predicate is not None
+    bits = number(c, predicate, low.lanes)
+    first = c.intrinsic("cttz", "i32", ("i32", bits), ("i1", "false"))
+    last = c.let(f"sub i32 31, {c.intrinsic('ctlz', 'i32', ('i32', bits), ('i1', 'false'))}")
+    lowest, highest = (first, last) if stride > 0 else (last, first)
+    inside = ""
+    for lane, offset in ((lowest, group.low), (highest, group.high)):
+        distance = c.let(f"mul i64 {c.let(f'sext i32 {lane} to i64')}, {stride}")
+        place = c.let(f"add i64 {start}, {c.let(f'add i64 {distance}, {offset}')}")
+        within = c.let(f"icmp ule i64 {place}, {w.bytes}")
+        if not space:
+            full = c.let(f"add i64 {base}, {c.let(f'add i64 {distance}, {offset}')}")
+            within = c.let(f"or i1 {within}, {_in_arena(low, full, 0)}")
+        inside = within if not inside else c.let(f"and i1 {inside}, {within}")
+    return inside
 
 
 def _room(low: Lowering, bytes: str, span: int) -> str:
@@ -498,6 +524,12 @@ def load_values(
         whole = f"<{n * count} x {element}>"
         value = c.let(f"{keyword} {whole}, ptr {place.pointer}, align {size}")
         return [_every_nth(low, whole, value, k, count) for k in range(count)], n
+    if place.stride == size and count == 1 and size >= 4 and not ordered:
+        t = vector(element, n)
+        mask = low.active_predicate() or ""
+        part = (vector("i1", n), mask)
+        found = c.intrinsic("masked.load", t, (f"ptr align {size}", place.pointer), part, (t, "zeroinitializer"))
+        return [found], n
     if place.check is not None:
         return helpers.load(low, element, size, place.pointer, place.check, count, ordered), n
     pointers = _pointers(low, place)
@@ -577,6 +609,11 @@ def _store(low: Lowering, instruction: Instruction) -> None:
     if place.stride == size * count and low.active() is None:
         whole = f"<{n * count} x {element}>"
         c.do(f"{keyword} {whole} {_interleave(low, element, values)}, ptr {place.pointer}, align {size}")
+        return
+    if place.stride == size and count == 1 and size >= 4 and not ordered:
+        part = (vector("i1", n), low.active_predicate() or "")
+        target = (f"ptr align {size}", place.pointer)
+        c.intrinsic_void("masked.store", (vector(element, n), values[0]), target, part)
         return
     if place.check is not None:
         helpers.store(low, element, size, place.pointer, values, place.check, ordered)
