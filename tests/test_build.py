@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +138,45 @@ def test_warnings_come_once(source: Path, tmp_path: Path) -> None:
     source.write_text("#warning mind the gap\n" + FILL)
     result = build(source, tmp_path / "k.fatbin", archs=[75, 80, 90])
     assert result.log.count("warning directive: mind the gap") == 1
+
+
+def test_the_kernels_of_every_architecture_are_named(source: Path, tmp_path: Path) -> None:
+    source.write_text(
+        "template <typename T> __global__ void scale(T *p) { *p *= 2; }\n"
+        "template __global__ void scale<float>(float *);\n"
+        "#if __CUDA_ARCH__ >= 900\n" + FILL + "#endif\n"
+    )
+    result = build(source, tmp_path / "k.fatbin", archs=[75, 90])
+    assert result.kernels == ("_Z5scaleIfEvPT_", "fill")
+    source.write_text("template <typename T> __global__ void scale(T *p) { *p *= 2; }\n")
+    assert build(source, tmp_path / "k.fatbin").kernels == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow Unicode names only")
+def test_a_file_name_that_is_no_unicode_is_built_all_the_same(source: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9.cu"))
+    source.rename(odd)
+    assert {entry.name for entry in build(odd, tmp_path / "k.fatbin").entries} == {"?.cu"}
+
+
+def test_an_interrupted_build_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpufleet.build.compile_source", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(source, tmp_path / "k.fatbin")
+    assert os.listdir(tmp_path) == ["fill.cu"]
+
+
+def test_many_builds_of_one_file_leave_one_whole_file(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "k.fatbin"
+    with ThreadPoolExecutor(4) as executor:
+        results = list(executor.map(lambda arch: build(source, output, [arch]), [75, 80, 90, 100]))
+    assert tuple(fatbin.read_file(output)) in [result.entries for result in results]
+    assert sorted(os.listdir(tmp_path)) == ["fill.cu", "k.fatbin"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,14 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_cure(tmp_path: Path) -> Non
         compiler.read_source(path)
 
 
+@pytest.mark.parametrize("target", ["ptx", "cubin"])
+def test_what_is_compiled_already_is_no_source(tmp_path: Path, target: Any) -> None:
+    path = tmp_path / "k.cu"
+    path.write_bytes(compile_source(FILL, arch=90, target=target).code)
+    with pytest.raises(CompileError, match=rf"k\.cu is no CUDA C\+\+: it is compiled already \({target}\)"):
+        compiler.read_source(path)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "k.cu"
     path.write_bytes(b"\xef\xbb\xbf" + FILL.encode())

@@ -6,6 +6,7 @@ shell, and what it prints must be the lines below it, where "..." stands for any
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+import gpufleet as gf
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -38,11 +41,19 @@ def blocks(language: str) -> list[Block]:
     return found
 
 
-def environment() -> dict[str, str]:
-    """Return one in which nothing chooses devices, and `gpufleet` is the one under test."""
-    chosen = {name: value for name, value in os.environ.items() if not name.startswith(("GPUFLEET", "CUDA"))}
-    programs = os.pathsep.join([str(Path(sys.executable).parent), chosen.get("PATH", "")])
-    return chosen | {"PATH": programs, "CUDA_VISIBLE_DEVICES": ""}
+def environment(**chosen: str) -> dict[str, str]:
+    """Return one in which nothing but `chosen` chooses devices, and `gpufleet` is the one under test."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUFLEET", "CUDA"))}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
+    return kept | {"PATH": programs} | chosen
+
+
+@pytest.fixture
+def _no_gpu() -> None:
+    """Skip where there is a GPU: the sessions show a machine without one."""
+    with contextlib.suppress(gf.NoDriver):
+        gf.get_driver("nvidia")
+        pytest.skip("this machine has a GPU")
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
@@ -50,7 +61,7 @@ def test_example_runs(block: Block, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block.text],
         cwd=tmp_path,
-        env=environment(),
+        env=environment(GPUFLEET_DRIVER="virtual"),
         capture_output=True,
         text=True,
         timeout=100,
@@ -59,6 +70,7 @@ def test_example_runs(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("_no_gpu")
 @pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.name)
 def test_session_prints_what_it_shows(block: Block, tmp_path: Path) -> None:
     matches = doctest.OutputChecker().check_output
@@ -69,7 +81,9 @@ def test_session_prints_what_it_shows(block: Block, tmp_path: Path) -> None:
             command, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
         )
         printed = done.stdout + done.stderr
-        assert matches(expected, printed, doctest.ELLIPSIS), f"{command}\nexpected\n{expected}\ngot\n{printed}"
+        assert matches(expected, printed, doctest.ELLIPSIS), (
+            f"{command}\nexpected\n{expected}\ngot\n{printed}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

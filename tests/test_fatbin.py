@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpufleet import fatbin
@@ -327,6 +327,7 @@ def mutated(
     return bytes(changed[: int(keep * len(changed))])
 
 
+@settings(deadline=None)
 @given(st.sampled_from(FATBINS), damage, header_damage, st.sampled_from([1.0, 1.0, 0.99, 0.5]))
 def test_no_damaged_fatbin_raises_anything_else(
     name: str, anywhere: list[tuple[float, int]], headers: list[tuple[int, int]], keep: float
@@ -336,6 +337,7 @@ def test_no_damaged_fatbin_raises_anything_else(
             unpack(entry)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["abi7.cubin", "library.elf", "relocatable.obj"]), damage, header_damage, st.floats(0, 1)
 )
@@ -348,6 +350,7 @@ def test_no_damaged_elf_file_raises_anything_else(
             read(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 500))
 def test_no_bytes_make_the_decoders_raise_anything_else(data: bytes, size: int) -> None:
     for decompress in (decompress_lz4, decompress_zstd):

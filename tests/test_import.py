@@ -29,9 +29,9 @@ def test_import_takes_little_time_beyond_numpy(statement: str) -> None:
     script = f"""
         import json, time
         import numpy, numpy.typing
-        began = time.perf_counter()
+        began = time.process_time()  # unlike the wall's, it does not count what else the machine does
         {statement}
-        print(json.dumps(time.perf_counter() - began))
+        print(json.dumps(time.process_time() - began))
         """
     best = min(answer(script) for _ in range(5))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpufleet.compiler import CompileResult, compile_source, parse_arch, read_source
+from gpufleet.compiler import CompileResult, base_name, compile_source, parse_arch, read_source
 from gpufleet.errors import CompileError, GpufleetError
 from gpufleet.fatbin import Entry, read
 
@@ -41,6 +42,9 @@ class BuildResult:
         Its bytes.
     entries : tuple of Entry
         What a fatbin holds; empty for a ``.cubin`` or ``.ptx``.
+    kernels : tuple of str
+        The kernels' names, mangled where they are C++. None at all is no error: a template has none
+        until it is instantiated.
     log : str
         The compiler's warnings, each once.
     """
@@ -48,6 +52,7 @@ class BuildResult:
     output: Path
     size: int
     entries: tuple[Entry, ...]
+    kernels: tuple[str, ...]
     log: str
 
 
@@ -113,11 +118,11 @@ def build(
         )
 
     results = _compile_all(plan.all, compile_one)
-    content = _assemble(plan, results, source.name, debug)
+    content = _assemble(plan, results, base_name(source), debug)
     entries = tuple(read(content)) if plan.suffix == ".fatbin" else ()
     _write_whole(output, content)
     log = "\n\n".join(dict.fromkeys(result.log for result in results.values() if result.log))
-    return BuildResult(output, len(content), entries, log)
+    return BuildResult(output, len(content), entries, _kernels(results), log)
 
 
 @dataclass(frozen=True)
@@ -188,13 +193,20 @@ def _compile_all(
             raise
 
 
+def _kernels(results: dict[str, CompileResult]) -> tuple[str, ...]:
+    """The kernels of any architecture: `#if` may hide some from others."""
+    # PTX ISA, "Kernel and Function Directives: .entry"; NVRTC writes comments in no such place.
+    found = (re.findall(rb"^(?:\.\w+ )?\.entry ([\w$]+)", r.ptx, re.MULTILINE) for r in results.values())
+    return tuple(dict.fromkeys(name.decode() for names in found for name in names))
+
+
 def _assemble(plan: _Plan, results: dict[str, CompileResult], name: str, debug: bool) -> bytes:
     if plan.suffix == ".cubin":
         return results[plan.archs[0]].code
     if plan.suffix == ".ptx":
         return results[plan.ptx[0]].ptx
     nvfatbin = _nvfatbin()
-    # Size, not speed: nine architectures of a small kernel take 12 instead of 45 KiB.
+    # Size, not speed: the nine architectures of kernels/migrate.cu take 10 KiB instead of 37.
     options = ["-64", "-compress-mode=size", *(["-g"] if debug else [])]
     handle = nvfatbin.create(options, len(options))
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpufleet.errors import CompileError
+from gpufleet.fatbin import identify
 
 HEADER_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 """The packages on PyPI that hold CUDA's own headers, such as cuda_fp16.h."""
@@ -90,7 +91,7 @@ def compile_source(
         NVRTC does not compile for `arch`.
     """
     nvrtc = _nvrtc()
-    label = Path(name).name or "kernel.cu"
+    label = base_name(name)
     arch = parse_arch(arch)
     text = _encoded(source, label)
     folders = [os.fspath(folder) for folder in include_dirs]
@@ -131,18 +132,27 @@ def read_source(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     CompileError
-        It is not UTF-8.
+        It is not UTF-8, or compiled already.
     OSError
         It cannot be read.
     """
     path = Path(path)
+    data = path.read_bytes()
+    if (kind := identify(data)) != "unknown":
+        raise CompileError(f"{path.name} is no CUDA C++: it is compiled already ({kind}).")
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CompileError(
-            f"{path.name} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}); "
+            f"{path.name} is not UTF-8 text (byte {error.start} is {data[error.start]:#04x}); "
             f"convert it, for example with: iconv -f latin1 -t utf-8 {path.name}"
         ) from None
+
+
+def base_name(path: str | os.PathLike[str]) -> str:
+    """Return the name that a source has in messages and images: no folder, and nothing but Unicode."""
+    # Linux allows file names that are no UTF-8; Python carries them as lone surrogates.
+    return Path(path).name.encode(errors="replace").decode() or "kernel.cu"
 
 
 def nvrtc_version() -> tuple[int, int]:

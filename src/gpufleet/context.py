@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, StickyError, WrongContext, add_note
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
+from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, StickyError, WrongContext, add_note
 from gpufleet.memory import DeviceBuffer
 from gpufleet.stream import Event, Stream
 
@@ -73,7 +73,7 @@ class Context:
     # Entering and leaving
 
     def __enter__(self) -> Context:
-        self._enter(by_with=True)
+        self._enter(True)
         return self
 
     def __exit__(
@@ -94,7 +94,7 @@ class Context:
         ContextClosed
             If it was closed.
         """
-        self._enter(by_with=False)
+        self._enter(False)
 
     def pop(self) -> None:
         """Undo this thread's last `push`, which must have been of this context.
@@ -107,7 +107,7 @@ class Context:
         """
         entries = thread_entries()
         top = entries[-1] if entries else None
-        if top is None or top.context is not self or top.by_with:
+        if top is None or top[0] is not self or top[2]:
             raise WrongContext(f"{self!r} cannot be popped: {_what_is_on_top(top)}")
         current = self.driver.cuCtxGetCurrent()
         if int(current) != self.address:
@@ -118,15 +118,15 @@ class Context:
         self.driver.cuCtxPopCurrent()
         entries.pop()
 
-    def _enter(self, *, by_with: bool) -> None:
+    def _enter(self, by_with: bool) -> None:
+        if self.driver.is_lost:
+            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
         entries = thread_entries()
-        if self.driver.is_forked or self.driver.poison is not None:
-            self.driver.cuCtxSynchronize()  # raises, saying which
         error, previous = self._get_current()
         if error:
             raise self.driver.failure(error, "cuCtxGetCurrent")
         # Noted before the check below: `close` sets the flag first and looks at the notes second.
-        entries.append(Entry(self, previous, by_with))
+        entries.append((self, previous, by_with))
         if self._closed:
             entries.pop()
             raise self._is_closed()
@@ -137,22 +137,22 @@ class Context:
 
     def _leave(self) -> None:
         entries = thread_entries()
-        entry = entries[-1] if entries else None
-        if entry is None or entry.context is not self or not entry.by_with:
-            entry = self._entry_below(entries)
+        if entries and entries[-1][0] is self and entries[-1][2]:
+            entry = entries.pop()
         else:
-            entries.pop()
+            entry = self._entry_below(entries)
         if self.driver.is_forked:
             return
         error, popped = self._pop()
         found, remaining = self._get_current()
-        if error or found or int(popped) != self.address or int(remaining) != int(entry.previous):
+        if error or found or int(remaining) != int(entry[1]) or int(popped) != self.address:
             self._restore(entry)
 
     def _entry_below(self, entries: ThreadEntries) -> Entry:
         """Take out this thread's last `with` entry of this context, which is not the topmost one."""
         for index in range(len(entries) - 1, -1, -1):
-            if entries[index].context is self and entries[index].by_with:
+            context, _, by_with = entries[index]
+            if context is self and by_with:
                 return entries.pop(index)
         raise WrongContext(
             f"{self!r} was not entered by thread {threading.current_thread().name!r}: leave it in the "
@@ -160,7 +160,7 @@ class Context:
         )
 
     def _restore(self, entry: Entry) -> None:
-        self.driver.cuCtxSetCurrent(entry.previous)
+        self.driver.cuCtxSetCurrent(entry[1])
         warnings.warn(
             f"the context stack of thread {threading.current_thread().name!r} was changed inside "
             f"`with {self!r}`; the context that was current before it has been set again",
@@ -213,27 +213,30 @@ class Context:
             if self._closed:
                 return True
             self._closed = True
+            if self.driver.is_forked:  # the driver's objects are the parent's
+                return True
             if self.threads_inside():
                 self._closed = False
                 return False
             self._finalizer.detach()
-            if not self.driver.is_forked:
-                self._destroy()
+            self._destroy()
             return True
 
     def _destroy(self) -> None:
-        if self.kind == "primary" and self.driver.poison is None:
-            self._release_contents()
-        self._kept.clear()
-        self.is_gone = True
-        _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
+        try:
+            if self.kind == "primary" and not self.driver.is_lost:
+                self._release_contents()
+        finally:
+            self._kept.clear()
+            self.is_gone = True
+            _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
         self.driver.launches.finished(self.address)
 
     def free(self, call: str, handle: Any) -> None:
         """Call a driver function that frees an object of this context, if it still exists."""
         driver = self.driver
         with self._lock:  # so that `close` cannot destroy, and the driver reuse, the handle meanwhile
-            if self.is_gone or driver.is_forked or driver.poison is not None:
+            if self.is_gone or driver.is_lost:
                 return
             try:
                 getattr(driver, call)(handle)
@@ -242,19 +245,28 @@ class Context:
 
     def _release_contents(self) -> None:
         """Free what lives in a primary context: it may live on, when others retain it."""
+        previous = self.driver.cuCtxGetCurrent()
         self.driver.cuCtxPushCurrent(self.handle)
-        try:
-            for child in list(self._children):
-                child.close()
+        with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
+            steps.callback(self._pop_back_to, previous)
             for value, release in self._kept.values():
                 if release is not None:
-                    release(value)
-        finally:
+                    steps.callback(release, value)
+            for child in list(self._children):
+                steps.callback(child.close)
+
+    def _pop_back_to(self, previous: Any) -> None:
+        try:
             self.driver.cuCtxPopCurrent()
+        except GpufleetError:
+            self.driver.cuCtxSetCurrent(previous)
+            raise
 
     def threads_inside(self) -> list[str]:
         """Name the threads that are inside this context now."""
-        return [entries.thread for entries in all_entries() if any(e.context is self for e in list(entries))]
+        return [
+            entries.thread for entries in all_entries() if any(entry[0] is self for entry in list(entries))
+        ]
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if this context was closed."""
@@ -275,6 +287,8 @@ class Context:
                 stream = self._main_stream
                 if stream is None:
                     stream = self._main_stream = Stream.create(self)
+                    if self.kind == "borrowed":
+                        stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
 
     def stream(self) -> Stream:
@@ -323,6 +337,14 @@ class Context:
         value: T = found[0]
         return value
 
+    def drop(self, key: Any) -> None:
+        """Release what `keep` made for `key`, if anything, before `close` does."""
+        with self._lock:
+            value, release = self._kept.pop(key, (None, None))
+        if release is not None:
+            with self:
+                release(value)
+
     def adopt(self, child: Any) -> None:
         """Note an object whose `close` must come before this context's release."""
         self._children.add(child)
@@ -336,9 +358,10 @@ def _what_is_on_top(top: Entry | None) -> str:
     thread = threading.current_thread().name
     if top is None:
         return f"thread {thread!r} has pushed nothing"
-    if top.by_with:
-        return f"{top.context!r}, on top of thread {thread!r}'s stack, was entered by `with`, which pops it itself"
-    return f"{top.context!r} is on top of thread {thread!r}'s stack; pop that first"
+    context, _, by_with = top
+    if by_with:
+        return f"{context!r}, on top of thread {thread!r}'s stack, was entered by `with`, which pops it"
+    return f"{context!r} is on top of thread {thread!r}'s stack; pop that first"
 
 
 def _destroy_created(driver: Driver, handle: Any, device: Any) -> None:

@@ -46,6 +46,8 @@ class Driver:
         Why `auto` did not choose a real driver; empty where it did, or where none was asked for.
     launches : LaunchLog
         What is in flight.
+    borrowed : dict
+        The contexts that somebody else made and gpufleet was asked to use: address to (id, `Context`).
     """
 
     def __init__(self, raw: Any, name: str, reason: str = "") -> None:
@@ -53,6 +55,8 @@ class Driver:
         self.name = name
         self.reason = reason
         self.launches = LaunchLog()
+        self.borrowed: dict[int, tuple[int, Any]] = {}
+        self.is_lost = False  # forked or poisoned: one flag, since entering a context looks at it
         self.is_forked = False
         self.poison: CudaError | None = None
         self._initialized = False
@@ -92,7 +96,9 @@ class Driver:
         """Make a virtual driver as a new process would find it; the real one has no such thing."""
         self.raw.reset()
         self.poison = None
+        self.is_lost = False
         self.launches = LaunchLog()
+        self.borrowed.clear()
         self._initialized = False
 
     def _no_device(self) -> str:
@@ -112,10 +118,8 @@ class Driver:
         answers_after_fault = name in ANSWER_AFTER_FAULT
 
         def call(*arguments: Any) -> Any:
-            if self.is_forked:
-                raise self._forked(name)
-            if self.poison is not None and not answers_after_fault:
-                raise self._poisoned(name)
+            if self.is_lost:
+                self._refuse(name, answers_after_fault)
             result = function(*arguments)
             if result[0]:
                 raise self.failure(result[0], name)
@@ -126,6 +130,12 @@ class Driver:
         call.__name__ = name
         return call
 
+    def _refuse(self, name: str, answers_after_fault: bool) -> None:
+        if self.is_forked:
+            raise self._forked(name)
+        if not answers_after_fault:
+            raise self._poisoned(name)
+
     def failure(self, result: Any, name: str) -> GpufleetError:
         """Turn a `CUresult` that is not success into the error to raise."""
         code = int(result)
@@ -133,6 +143,7 @@ class Driver:
         if code in STICKY and self.poison is None:
             self.poison = CudaError(code, error_name, name, self._describe(result))
             self._suspects = self.launches.suspects()
+            self.is_lost = True
         if code in STICKY:
             return self._poisoned(name)
         return CudaError(code, error_name, name, self._describe(result))
@@ -266,4 +277,4 @@ def _after_fork() -> None:
     _lock = threading.RLock()  # another thread may have held it
     for driver in list(_drivers):
         if driver._initialized:
-            driver.is_forked = True
+            driver.is_forked = driver.is_lost = True

@@ -47,6 +47,10 @@ class LaunchLog:
                 except IndexError:  # another thread was faster
                     break
 
+    def is_idle(self, context: int) -> bool:
+        """Whether all launches in a context are known to be complete."""
+        return not any(launches for key, launches in list(self._streams.items()) if key[0] == context)
+
     def suspects(self) -> tuple[str, ...]:
         """Name what is in flight, oldest first."""
         found = [entry for launches in list(self._streams.values()) for entry in list(launches)]

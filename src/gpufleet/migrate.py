@@ -20,7 +20,9 @@ from typing import Literal
 import numpy as np
 
 from gpufleet.context import Context
+from gpufleet.current import context_of
 from gpufleet.device import Device
+from gpufleet.driver import Driver
 from gpufleet.errors import GpufleetError, ImageError, NoDriver, add_note
 from gpufleet.program import Kernel, Program
 
@@ -76,7 +78,7 @@ class Migration:
     """Threads all of whose launches gave the right result on the right device."""
     threads: tuple[ThreadRecord, ...]
     failures: tuple[str, ...]
-    """One sentence for each thread that failed, and for each context that could not be closed."""
+    """A sentence for each thread that failed, each context that could not be closed, and a fault."""
 
     @property
     def ok(self) -> bool:
@@ -147,7 +149,7 @@ def run_migration(
             add_note(error, failure)
         raise
     failures = [f"{record} failed: {_in_words(record.error)}" for record in proof.records if record.error]
-    failures += _close(floating)
+    failures += _close(floating) + _faults(devices[0].driver)
     expected = threads_per_device * len(devices)
     return Migration(expected, proof.verified, tuple(proof.records), tuple(failures))
 
@@ -299,8 +301,11 @@ def _current_device(context: Context) -> int:
 def _device_of_memory(context: Context, address: int) -> int:
     from cuda.bindings.driver import CUpointer_attribute
 
-    attribute = CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(context.driver.cuPointerGetAttribute(attribute, address))
+    # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL answers 0 for memory of device 1 (driver 580.159, two H200s,
+    # cuda-bindings 13.3.1); the owning context is right.
+    attribute = CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
+    owner = context.driver.cuPointerGetAttribute(attribute, address)
+    return context_of(context.driver, owner).device.ordinal
 
 
 def _check_nothing_current(context: Context) -> None:
@@ -318,6 +323,11 @@ def _close(contexts: Sequence[Context]) -> list[str]:
         except GpufleetError as error:
             failures.append(f"{context!r} could not be closed: {error}")
     return failures
+
+
+def _faults(driver: Driver) -> list[str]:
+    """Say that the driver is lost, if it is: of a fault found while freeing, nothing else has told."""
+    return [f"a kernel has faulted: {driver.poison}"] if driver.poison is not None else []
 
 
 def _in_words(error: Exception) -> str:

@@ -120,11 +120,15 @@ class Stream:
         if self._closed or self._finalizer.detach() is None:
             return
         driver = self.context.driver
-        if not (self.context.is_gone or driver.is_forked or driver.poison):
+        if not (self.context.is_gone or driver.is_lost):
             wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
         self._closed = True
         self._held.clear()
         self.context.free("cuStreamDestroy", self.handle)
+
+    def abandon(self) -> None:
+        """Leave the stream to its context, whose end frees it: no finalizer will."""
+        self._finalizer.detach()
 
     def __enter__(self) -> Stream:
         return self

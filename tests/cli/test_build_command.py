@@ -82,6 +82,7 @@ def test_verbose_says_what_the_file_holds(capsys: pytest.CaptureFixture[str]) ->
     assert "machine code for sm_90, 3." in out
     assert "PTX for sm_75, " in out
     assert "k.fatbin" in out.splitlines()[-1]
+    assert "kernels: fill" in out
     assert "built with NVRTC 13." in out.splitlines()[-1]
 
 
@@ -91,6 +92,7 @@ def test_json_is_one_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
     document = json.loads(out)
     assert document["output"] == str(folder / "k.fatbin")
     assert document["size"] == (folder / "k.fatbin").stat().st_size
+    assert document["kernels"] == ["fill"]
     assert [(e["kind"], e["target"]) for e in document["entries"]] == [("cubin", "sm_90"), ("ptx", "sm_75")]
 
 
@@ -99,6 +101,28 @@ def test_warnings_go_to_stderr(folder: Path, capsys: pytest.CaptureFixture[str])
     code, out, err = outcome(capsys, "fill.cu", "-o", "k.fatbin", "--arch", "90")
     assert (code, out) == (0, "")
     assert "mind the gap" in err
+
+
+def test_a_source_without_kernels_is_built_with_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "fill.cu").write_text("template <typename T> __global__ void scale(T *p) { *p *= 2; }\n")
+    code, out, err = outcome(capsys, "fill.cu", "-o", "k.ptx", "--ptx", "75")
+    assert (code, out) == (0, "")
+    assert err == "gpufleet: fill.cu has no kernel: mark it __global__, and instantiate templates\n"
+
+
+def test_names_may_have_spaces_and_letters_of_any_language(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "é è").mkdir()
+    (folder / "é è" / "a b.h").write_text("")
+    (folder / "é è" / "k ü.cu").write_text(
+        '#include "a b.h"\n__constant__ char text[] = TEXT; __constant__ int n = TWICE(4);\n' + FILL
+    )
+    arguments = ["é è/k ü.cu", "-o", "é è/ö.fatbin", "-D", 'TEXT="a b"', "-D", "TWICE(x)=x * 2", "-I", "é è"]
+    assert outcome(capsys, *arguments) == (0, "", "")
+    assert {entry.name for entry in fatbin.read_file(folder / "é è" / "ö.fatbin")} == {"k ü.cu"}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +137,8 @@ def test_warnings_go_to_stderr(folder: Path, capsys: pytest.CaptureFixture[str])
         (["fill.cu", "-o", "k.fatbin", "--ptx", "75x"], "it knows 75, 80, 86"),
         (["fill.cu", "-o", "k.fatbin", "--arch", "75a"], "'75a' is no architecture"),
         (["fill.cu", "-o", "k.fatbin", "--arch", "none", "--ptx", "none"], "No architecture is named"),
+        (["fill.cu", "-o", "k.fatbin", "-D", "1=2"], "'1=2' is no macro: write -D NAME or -D NAME=VALUE."),
+        (["fill.cu", "-o", "k.fatbin", "-D", ""], "'' is no macro"),
         (["fill.cu", "-o", "k.cubin", "--arch", "80,90"], "asked for was --arch 80,90"),
         (["fill.cu", "-o", "k.ptx", "--ptx", "80,90"], "asked for was --ptx 80,90"),
     ],

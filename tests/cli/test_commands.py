@@ -181,17 +181,11 @@ def test_devices_lists_every_property() -> None:
 
 
 def test_devices_all_lists_every_attribute() -> None:
-    done = gpufleet("devices", "--all")
+    words = [line.split() for line in lines_of(gpufleet("devices", "--all").stdout)]
 
-    attributes = gf.devices("virtual")[0].attributes()
-    for name, value in attributes.items():
-        if name not in VARYING:
-            assert done.stdout.count(f" {name} ") == 2
-            assert [line.split() for line in lines_of(done.stdout)].count([name, str(value)]) >= 1
-
-
-VARYING = {"pci_bus_id", "pci_device_id", "pci_domain_id"}
-"""Differ between the devices."""
+    for device in gf.devices("virtual"):
+        for name, value in device.attributes().items():
+            assert [name, str(value)] in words
 
 
 def test_devices_json_is_one_document() -> None:
@@ -251,7 +245,8 @@ def test_every_spelling_is_accepted(spelling: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    "count", ["-n 0", "-n 16", "-n -1", "-n x", "-n 2.5", "-n=", "-n", "-nthreads=16", "-numthreads 0"]
+    "count",
+    ["-n 0", "-n 16", "-n -1", "-n x", "-n 2.5", "-n=", "-n", "-nthreads=16", "-numthreads 0", "-numthreads"],
 )
 def test_any_other_count_prints_the_usage_and_exits_2(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, errors = in_process(capsys, "migrate", *count.split())
@@ -260,7 +255,7 @@ def test_any_other_count_prints_the_usage_and_exits_2(count: str, capsys: pytest
     assert "Usage: gpufleet migrate" in errors
 
 
-@pytest.mark.parametrize("wrong", ["--launch all", "--contexts green", "--rounds 0", "extra"])
+@pytest.mark.parametrize("wrong", ["--launch all", "--contexts green", "--rounds 0", "--rounds", "extra"])
 def test_other_wrong_values_print_the_usage_and_exit_2(
     wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -319,7 +314,7 @@ def test_a_failed_thread_is_named_and_exits_1(capsys: pytest.CaptureFixture[str]
     assert lines_of(printed)[-1] == "verified 0 of 4"
     assert printed.count("ends  FAILED") == 4
     assert (
-        "gpufleet: thread 2 of device 1 failed: launched with packed, 32 of 32 values are wrong: "
+        "gpufleet: thread 2 of device 1 failed: launched with packed, 31 of 32 values are wrong: "
         "out[0] is 7, expected 32" in lines_of(errors)
     )
 

@@ -40,12 +40,25 @@ class LazyCommands(typer.core.TyperGroup):
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
 
+class Command(typer.core.TyperCommand):
+    """A command whose every usage error prints the usage, also that of an option without its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and note in an error that does not know it which command it is about."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+
 @functools.cache
 def load_command(name: str) -> Any:
     """Import `gpufleet.cli.<name>` and make its function of that name a command."""
     function = getattr(importlib.import_module(f"gpufleet.cli.{name}"), name)
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name)(_explained(function))
+    single.command(name, cls=Command)(_explained(function))
     return typer.main.get_command(single)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -70,7 +71,7 @@ def build(
             archs=_split(arch),
             ptx=_split(ptx),
             debug=debug,
-            options=[f"--define-macro={macro}" for macro in define or ()],
+            options=[f"--define-macro={_macro(text)}" for text in define or ()],
             include_dirs=include or (),
         )
     except (BuildError, UnknownArchitecture, FileNotFoundError, IsADirectoryError) as error:
@@ -83,6 +84,8 @@ def build(
         return
     if result.log:
         print_error(result.log)
+    if not result.kernels:
+        print_error(f"{source.name} has no kernel: mark it __global__, and instantiate templates")
     if verbose:
         _print_entries(result, seconds)
 
@@ -93,6 +96,14 @@ def _split(lists: list[str] | None) -> list[str] | None:
         return None
     names = [name.strip() for part in lists for name in part.split(",")]
     return [name for name in names if name not in ("", "none")]
+
+
+def _macro(text: str) -> str:
+    from gpufleet.build import BuildError
+
+    if not re.fullmatch(r"[A-Za-z_]\w*(\([^)]*\))?(=.*)?", text, re.DOTALL):
+        raise BuildError(f"{text!r} is no macro: write -D NAME or -D NAME=VALUE.")
+    return text
 
 
 def _fail(error: Exception, as_json: bool, code: int) -> NoReturn:
@@ -126,6 +137,7 @@ def _document(result: BuildResult, seconds: float) -> dict[str, object]:
             }
             for e in result.entries
         ],
+        "kernels": list(result.kernels),
         "log": result.log,
         "seconds": round(seconds, 3),
     }
@@ -136,6 +148,7 @@ def _print_entries(result: BuildResult, seconds: float) -> None:
 
     for entry in result.entries:
         print_line("  ", str(entry))
+    print_line("  kernels: ", ", ".join(result.kernels) or "none")
     version = "{}.{}".format(*nvrtc_version())
     print_line(
         (str(result.output), "bold"), f"  {result.size} bytes, built with NVRTC {version} in {seconds:.1f} s"

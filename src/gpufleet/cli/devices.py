@@ -38,6 +38,8 @@ def _print_json(found: list[Device], every: bool) -> None:
 
 
 def _print_attributes(device: Device) -> None:
+    attributes = device.attributes()
+    width = max(map(len, attributes))
     print_line("  every attribute")
-    for name, value in device.attributes().items():
-        print_line("    ", (f"{name:<56}", "dim"), str(value))
+    for name, value in attributes.items():
+        print_line("    ", (name.ljust(width), "dim"), f" {value}")

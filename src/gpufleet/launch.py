@@ -1,0 +1,241 @@
+"""How is a kernel started, in either parameter style?
+
+A launch costs a few microseconds, so what does not change from launch to launch is prepared once: a
+`Plan` per kernel and context, and in it a `Configuration` per grid and block.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.configuration import Configuration, Limits, Size
+from gpufleet.errors import KernelArgumentError
+from gpufleet.frame import Frame, Layout, counted, parameter_table
+from gpufleet.queue import Queue, foreign_queue, main_queue
+from gpufleet.stream import Stream
+
+if TYPE_CHECKING:
+    from gpufleet.context import Context
+    from gpufleet.program import Program
+    from gpufleet.signature import ParameterType
+
+
+class Kernel:
+    """One kernel of a program. Made by `Program.kernel`.
+
+    It belongs to no context: it loads itself into each one at the first launch there. Safe to use from
+    many threads, and in several contexts and devices, at once.
+
+    Attributes
+    ----------
+    program : Program
+    name : str
+    """
+
+    def __init__(
+        self, program: Program, name: str, types: tuple[ParameterType, ...] | None, plans: dict[int, Plan]
+    ) -> None:
+        self.program = program
+        self.name = name
+        self._types = types
+        # By the id of the context, which a plan must not keep alive: it goes when the context goes.
+        self._plans = plans
+
+    def launch(
+        self,
+        grid: Size,
+        block: Size,
+        *arguments: Any,
+        stream: Any = None,
+        shared: int = 0,
+        style: str = "packed",
+    ) -> None:
+        """Start the kernel, and return without waiting for it.
+
+        The calling thread's current context is the same afterwards, also after an error. If this raises,
+        nothing was started.
+
+        Parameters
+        ----------
+        grid, block : int or tuple of 1 to 3 ints
+            Blocks in the grid, and threads in a block, in x, y and z.
+        *arguments
+            One value per parameter, in the order of the CUDA signature; `gpufleet.arguments` says what
+            fits which parameter.
+        stream : Stream or object with ``__cuda_stream__``
+            Where the kernel runs, and in whose context, whatever is current. None: the main stream of
+            the context that is current on this thread.
+        shared : int
+            Bytes of dynamic shared memory per block. For more than the usual limit (48 KiB) the kernel
+            is told to take more, up to what the device has.
+        style : {"packed", "pointers"}
+            How the driver is given the values: in one buffer, or as an array of their addresses. The
+            effect is the same.
+
+        Raises
+        ------
+        KernelArgumentError
+            If a value does not fit its parameter, or there are too many or too few.
+        LaunchError
+            If grid, block or shared memory are beyond what the device or the kernel allows.
+        WrongContext
+            If a buffer is of a device that this one has no access to, or no context is current.
+        ContextClosed
+            If the stream, a buffer, or the context of one was closed.
+        ImageError, UnsupportedPtx, CompileError
+            If the kernel cannot be loaded into this context (its first launch there).
+        """
+        queue: Queue = stream if type(stream) is Stream else self._queue(stream)
+        queue.check_open()
+        plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
+        configuration = plan.configuration(queue, grid, block, shared)
+        plan.start(queue, configuration, plan.converted(queue, arguments), style)
+
+    def launch_packed(
+        self, grid: Size, block: Size, buffer: Any, *, stream: Any = None, shared: int = 0
+    ) -> None:
+        """Start the kernel with parameters that are packed into one buffer already, as C lays them out.
+
+        As `launch`, but what the bytes mean is the caller's business.
+
+        Parameters
+        ----------
+        buffer : bytes-like
+            The values, each at its offset.
+
+        Raises
+        ------
+        KernelArgumentError
+            If the buffer's size is not exactly the end of the last parameter. The driver itself takes a
+            shorter one without a word, and refuses a longer one, be it by C's padding at the end.
+        """
+        queue: Queue = stream if type(stream) is Stream else self._queue(stream)
+        queue.check_open()
+        plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
+        configuration = plan.configuration(queue, grid, block, shared)
+        plan.start(queue, configuration, plan.copied(buffer), "packed")
+
+    def load(self, context: Context) -> None:
+        """Load the kernel into `context` now, rather than at its first launch there.
+
+        Raises
+        ------
+        ImageError, UnsupportedPtx, CompileError
+            If it cannot be loaded.
+        KernelArgumentError
+            If its signature is not what the driver says.
+        """
+        self._plan(context)
+
+    def _plan(self, context: Context) -> Plan:
+        context.check_open()
+        key, plans = id(context), self._plans
+        found = plans.get(key)
+        if found is not None:
+            return found
+        function, read = self.program.function(context, self.name)
+        plan = Plan(self.name, context, function, self._types, read)
+        plan.gone = weakref.ref(context, lambda _: plans.pop(key, None))
+        return plans.setdefault(key, plan)
+
+    def _queue(self, stream: Any) -> Queue:
+        if stream is None:
+            return main_queue(self.program.driver, self.name)
+        if isinstance(stream, Stream):
+            return stream
+        return foreign_queue(stream, self.program.driver)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name} of {self.program!r}>"
+
+
+MOST_CONFIGURATIONS = 1024
+"""So many grids and blocks are remembered per kernel and context, then all are forgotten."""
+
+
+class Plan:
+    """One kernel in one context: all that its launches have in common."""
+
+    gone: weakref.ref[Context]
+    """Kept for its callback, which removes the plan when the context is gone."""
+
+    def __init__(
+        self,
+        name: str,
+        context: Context,
+        function: Any,
+        said: tuple[ParameterType, ...] | None,
+        read: tuple[ParameterType, ...] | None,
+    ) -> None:
+        self.name = name
+        self._limits = Limits(name, context, function)
+        self._layout = Layout(name, parameter_table(context, function), said, read)
+        self._frames: list[Frame] = []  # those that no launch is using now
+        self._configurations: dict[Any, Configuration] = {}
+
+    def configuration(self, queue: Queue, grid: Any, block: Any, shared: int) -> Configuration:
+        """Return what is prepared for these sizes, checking them the first time."""
+        key = (grid, block, shared)
+        try:
+            found = self._configurations.get(key)
+        except TypeError:  # a list has no hash
+            return self._limits.configure(queue.context, grid, block, shared)
+        if found is None:
+            found = self._limits.configure(queue.context, grid, block, shared)
+            if len(self._configurations) >= MOST_CONFIGURATIONS:
+                self._configurations.clear()
+            self._configurations[key] = found
+        return found
+
+    def converted(self, queue: Queue, arguments: tuple[Any, ...]) -> Frame:
+        """Return a frame that holds these arguments."""
+        layout = self._layout
+        if len(arguments) != layout.count:
+            raise KernelArgumentError(
+                f"kernel {self.name!r} takes {counted(layout.count)}, but {len(arguments)} "
+                f"{'was' if len(arguments) == 1 else 'were'} given"
+            )
+        frame = self._frame()
+        layout.pack(frame.memory, queue, arguments)
+        return frame
+
+    def copied(self, buffer: Any) -> Frame:
+        """Return a frame that holds the bytes of a packed buffer."""
+        size = self._layout.size
+        view = memoryview(buffer).cast("B")
+        if view.nbytes != size:
+            raise KernelArgumentError(
+                f"the packed buffer has {view.nbytes} bytes, but kernel {self.name!r} takes exactly {size}: "
+                f"the end of the last of {counted(self._layout.count)}, without padding behind it"
+            )
+        frame = self._frame()
+        frame.memory[:size] = view
+        return frame
+
+    def _frame(self) -> Frame:
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return Frame(self._layout)
+
+    def start(self, queue: Queue, configuration: Configuration, frame: Frame, style: str) -> None:
+        """Call the driver, and note the launch when it has accepted it."""
+        context = queue.context
+        driver = context.driver
+        if driver.is_lost:
+            driver.cuCtxSynchronize()  # raises, saying which
+        parameters, extra = frame.form(style)
+        error = configuration.start(queue.handle, parameters, extra)[0]
+        if error and error == INVALID_CONTEXT:
+            # The stream names the context; a driver that wants one to be current as well gets it.
+            with context:
+                error = configuration.start(queue.handle, parameters, extra)[0]
+        if error:
+            raise driver.failure(error, "cuLaunchKernel")
+        driver.launches.add(context.address, queue.address, configuration)
+        self._frames.append(frame)
+
+
+INVALID_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT."""

@@ -1,0 +1,1 @@
+"""The functions of the CUDA Driver API, a file for each chapter of its reference manual."""

@@ -1,0 +1,57 @@
+"""Primary contexts: one for each device, alive while somebody retains it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufleet.virtual.api.contexts import FLAGS_MASK
+from gpufleet.virtual.bindings import bindings
+from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.lifetimes import end_context, revive_primary
+from gpufleet.virtual.state import State
+
+
+@call(outputs=1)
+def cuDevicePrimaryCtxRetain(state: State, dev: Any) -> Any:
+    """Return the primary context, made alive if it is not; it does not become current."""
+    device = state.device(dev)
+    with state.lock:
+        if device.primary.is_destroyed:
+            revive_primary(device)
+        device.primary_retained += 1
+    return bindings().CUcontext(device.primary.handle)
+
+
+@call()
+def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
+    """Give one retain back; the last one ends the context."""
+    device = state.device(dev)
+    with state.lock:
+        if not device.primary_retained:
+            raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
+        device.primary_retained -= 1
+        is_last = not device.primary_retained
+    if is_last:
+        end_context(state, device.primary)
+
+
+@call()
+def cuDevicePrimaryCtxReset(state: State, dev: Any) -> None:
+    """End the context and all that is in it; its retains stay."""
+    end_context(state, state.device(dev).primary)
+
+
+@call()
+def cuDevicePrimaryCtxSetFlags(state: State, dev: Any, flags: int) -> None:
+    """Set the flags of the primary context, now and for its later lives."""
+    device = state.device(dev)
+    if flags & ~FLAGS_MASK:
+        raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a context")
+    device.primary_flags = device.primary.flags = flags
+
+
+@call(outputs=2)
+def cuDevicePrimaryCtxGetState(state: State, dev: Any) -> tuple[int, int]:
+    """Return the flags, and whether the context is alive."""
+    device = state.device(dev)
+    return device.primary_flags, int(not device.primary.is_destroyed)

@@ -1,0 +1,123 @@
+"""What belongs to a context, and how it ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.virtual.device_memory import ContextMemory, WideMemory
+from gpufleet.virtual.handles import new_handle
+from gpufleet.virtual.operations import Operation
+from gpufleet.virtual.streams import Event, Stream
+
+if TYPE_CHECKING:
+    from gpufleet.virtual.devices import Device
+    from gpufleet.virtual.engine import DeviceMemory
+    from gpufleet.virtual.memory import Memory
+    from gpufleet.virtual.modules import Module
+
+_ids = itertools.count(1)
+
+DEFAULT_LIMITS = {
+    "CU_LIMIT_STACK_SIZE": 1024,
+    "CU_LIMIT_PRINTF_FIFO_SIZE": 7 << 20,
+    "CU_LIMIT_MALLOC_HEAP_SIZE": 8 << 20,
+}
+
+
+class Context:
+    """One context of one device.
+
+    Attributes
+    ----------
+    is_destroyed : bool
+        Whether calls in it answer CONTEXT_IS_DESTROYED. A primary context that is retained again is alive
+        again, under the same handle.
+    legacy : Stream
+        Its legacy default stream.
+    streams, events, modules : dict
+        What is to end with it, by handle.
+    peers : set of Context
+        Whose memory its kernels may touch (cuCtxEnablePeerAccess).
+    """
+
+    def __init__(self, device: Device, flags: int, *, is_primary: bool = False) -> None:
+        self.handle = new_handle()
+        self.device = device
+        self.flags = flags
+        self.is_primary = is_primary
+        self.is_destroyed = is_primary
+        self.peer_version = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a life: no streams, no modules, no peers."""
+        self.id = next(_ids)
+        self.legacy = Stream(self, 0, is_legacy=True)
+        self.streams: dict[int, Stream] = {}
+        self.events: dict[int, Event] = {}
+        self.modules: dict[int, Module] = {}
+        self.peers: set[Context] = set()
+        self.peer_version += 1
+        self.limits: dict[Any, int] = {}
+        self._per_thread = threading.local()
+        self._thread_streams: list[tuple[threading.Thread, Stream]] = []
+        self._draining: list[Stream] = []
+        """Destroyed streams whose work has not ended."""
+        self._memory: DeviceMemory | None = None
+        self._wide_memory: DeviceMemory | None = None
+
+    def memory(self, memory: Memory) -> DeviceMemory:
+        """Return what a kernel of this context may touch, as an engine sees it."""
+        if len(memory.registered):
+            if self._wide_memory is None:
+                self._wide_memory = WideMemory(memory, self)
+            return self._wide_memory
+        if self._memory is None:
+            self._memory = ContextMemory(memory, self)
+        return self._memory
+
+    def add_stream(self, stream: Stream) -> None:
+        """Adopt a stream."""
+        self.streams[stream.handle] = stream
+
+    def remove_stream(self, stream: Stream) -> None:
+        """Forget a stream once its work has ended."""
+        del self.streams[stream.handle]
+        self._draining = [other for other in self._draining if other.pending()]
+        if stream.pending():
+            self._draining.append(stream)
+
+    def per_thread_stream(self) -> Stream:
+        """Return the calling thread's own default stream, a blocking one."""
+        stream: Stream | None = getattr(self._per_thread, "stream", None)
+        if stream is None:
+            stream = self._per_thread.stream = Stream(self, 0)
+            alive = [pair for pair in self._thread_streams if pair[0].is_alive() or pair[1].pending()]
+            self._thread_streams = [*alive, (threading.current_thread(), stream)]
+        return stream
+
+    def blocking_streams(self) -> Iterator[Stream]:
+        """Yield the streams that the legacy default stream waits for."""
+        return (stream for stream in self._ordinary_streams() if stream.is_blocking)
+
+    def pending(self) -> list[Operation]:
+        """Return the operations whose end means that all work of the context has ended."""
+        tails = [stream.tail for stream in (self.legacy, *self._ordinary_streams())]
+        return [tail for tail in tails if tail is not None and not tail.done]
+
+    def _ordinary_streams(self) -> Iterator[Stream]:
+        yield from list(self.streams.values())
+        yield from self._draining
+        for _, stream in self._thread_streams:
+            yield stream
+
+    def set_peer(self, peer: Context, enabled: bool) -> None:
+        """Let kernels touch what `peer` allocates, or no longer."""
+        if enabled:
+            self.peers.add(peer)
+        else:
+            self.peers.discard(peer)
+        self.peer_version += 1

@@ -1,0 +1,270 @@
+"""Instructions that move data: mov, ld, st, atom, red, and conversions of addresses."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpufleet.virtual.interpreter import accesses, atomics, moves
+from gpufleet.virtual.interpreter.binding import bind, copy
+from gpufleet.virtual.interpreter.code import Operation
+from gpufleet.virtual.interpreter.decode import Decoder, Handler
+from gpufleet.virtual.interpreter.memory import WINDOW_BITS, WINDOWS, Access
+from gpufleet.virtual.interpreter.slots import Source
+from gpufleet.virtual.interpreter.specials import special
+from gpufleet.virtual.interpreter.values import DTYPES, Array
+from gpufleet.virtual.ptx.errors import invalid, unsupported
+from gpufleet.virtual.ptx.scalars import SIZES, is_float
+from gpufleet.virtual.ptx.syntax import Address, Discard, Instruction, Operand, Special, Symbol, Vector
+
+if TYPE_CHECKING:
+    from gpufleet.virtual.interpreter.groups import Group
+
+
+def _mov(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    destination, source = instruction.operands
+    type, line = instruction.operation.type, instruction.line
+    if isinstance(destination, Vector) and isinstance(source, Vector):
+        pairs = zip(destination.elements, source.elements, strict=True)
+        return [
+            copy(*decoder.slots.destination(d, type, line), decoder.source(s, type, instruction))
+            for d, s in pairs
+        ]
+    if isinstance(destination, Vector):
+        part = _part_type(type, destination)
+        places = [decoder.slots.destination(d, part, line) for d in destination.elements]
+        return [moves.unpack(places, decoder.source(source, type, instruction), part)]
+    place = decoder.slots.destination(destination, type, line)
+    if isinstance(source, Vector):
+        part = _part_type(type, source)
+        return [
+            moves.pack(place, [decoder.source(s, part, instruction) for s in source.elements], part, type)
+        ]
+    if isinstance(source, Special):
+        return [moves.read_special(place, special(source.name, line), source.type, type)]
+    if isinstance(source, Symbol) and source.space in ("local", "param"):
+        address, before = decoder.address(source, instruction)
+        return [*before, copy(*place, address)]
+    return [copy(*place, decoder.source(source, type, instruction))]
+
+
+def _part_type(type: str, vector: Vector) -> str:
+    if SIZES[type] > 8:
+        raise unsupported(f"a vector in a .{type}")
+    return f"b{8 * SIZES[type] // len(vector.elements)}"
+
+
+# ----------------------------------------------------------------------------- loads and stores
+
+
+def _ld(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    operation = instruction.operation
+    operand, address = instruction.operands[:2]
+    assert isinstance(address, Address)
+    type = _memory_type(instruction)
+    elements = decoder.elements(operand)
+    places = [decoder.slots.destination(e, type, instruction.line) for e in elements]
+    if operation.space == "param":
+        found = _load_parameter(decoder, instruction, address, type, places)
+        if found is not None:
+            return found
+    _check_space(decoder, instruction, address)
+    access = Access(instruction, operation.space, DTYPES[type], len(elements), writes=False)
+    base, before = decoder.address(address.base, instruction)
+    return [*before, accesses.load(access, (base, address.offset), places)]
+
+
+def _load_parameter(
+    decoder: Decoder, instruction: Instruction, address: Address, type: str, places: list[Source]
+) -> list[Operation] | None:
+    """Read parameters whose place is known now; None for addresses in registers."""
+    base = address.base
+    if not isinstance(base, Symbol):
+        if decoder.is_kernel:
+            return None
+        raise unsupported(f"{instruction} with an address in a register, in a function", instruction.line)
+    size = SIZES[type]
+    block = decoder.slots.blocks.get(base.name)
+    if block is not None:
+        _check_block(decoder, instruction, block, address.offset + len(places) * size, address.offset)
+        return [moves.load_block(places, block, address.offset, type)]
+    offset = decoder.kernel_parameter(base, instruction) + address.offset
+    limit = max((p.offset + p.size for p in decoder.function.parameters), default=0)
+    if not 0 <= offset <= limit - size * len(places):
+        raise invalid(f"{instruction} reads past the kernel's parameters", instruction.line)
+    found = []
+    for number, (slot, write) in enumerate(places):
+        source = decoder.slots.launch_parameter(type, offset + number * size)
+        found.append(copy(slot, write, (source, None)))
+    return found
+
+
+def _st(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    operation = instruction.operation
+    address, operand = instruction.operands[:2]
+    assert isinstance(address, Address)
+    type = _memory_type(instruction)
+    sources = [decoder.source(e, type, instruction) for e in decoder.elements(operand)]
+    if operation.space == "param":
+        base = address.base
+        block = decoder.slots.blocks.get(base.name) if isinstance(base, Symbol) else None
+        if block is None:
+            raise unsupported(f"{instruction} to what is not a call's parameter", instruction.line)
+        _check_block(decoder, instruction, block, address.offset + len(sources) * SIZES[type], address.offset)
+        return [moves.store_block(sources, block, address.offset)]
+    _check_space(decoder, instruction, address)
+    access = Access(instruction, operation.space, DTYPES[type], len(sources), writes=True)
+    base_source, before = decoder.address(address.base, instruction)
+    return [*before, accesses.store(access, (base_source, address.offset), sources)]
+
+
+def _memory_type(instruction: Instruction) -> str:
+    type = instruction.operation.type
+    if SIZES[type] > 8:
+        raise unsupported(instruction.operation.text, instruction.line)
+    if "shared::cluster" in instruction.operation.text:
+        raise unsupported(instruction.operation.text, instruction.line)
+    return type
+
+
+def _check_block(decoder: Decoder, instruction: Instruction, block: int, end: int, start: int) -> None:
+    if start < 0 or end > decoder.slots.template[block].shape[1]:
+        raise invalid(f"{instruction} reaches past the parameter", instruction.line)
+
+
+def _check_space(decoder: Decoder, instruction: Instruction, address: Address) -> None:
+    """The variable must lie in the instruction's space; ptxas refuses anything else."""
+    if not isinstance(address.base, Symbol):
+        return
+    space = instruction.operation.space
+    named = address.base.space
+    if space == named or (space == "" and named in ("global", "const")):
+        return
+    what = f"{instruction} with the address of {address.base.name!r}, which is in .{named}"
+    raise invalid(what, instruction.line)
+
+
+# ------------------------------------------------------------------------------------- atomics
+
+
+def _atom(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    destination, address, operand, *swap = instruction.operands
+    return _atomic(decoder, instruction, destination, address, operand, swap)
+
+
+def _red(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    address, operand = instruction.operands
+    return _atomic(decoder, instruction, Discard(), address, operand, [])
+
+
+def _atomic(
+    decoder: Decoder,
+    instruction: Instruction,
+    destination: Operand,
+    address: Operand,
+    operand: Operand,
+    swap: list[Operand],
+) -> list[Operation]:
+    operation = instruction.operation
+    type, kind = operation.type, operation.get("atomic")
+    if (
+        operation.lanes > 1
+        or "shared::cluster" in operation.text
+        or operation.space not in ("", "global", "shared")
+    ):
+        raise unsupported(operation.text, instruction.line)
+    if is_float(type) and (type not in ("f32", "f64") or kind != "add"):
+        raise unsupported(operation.text, instruction.line)
+    assert isinstance(address, Address)
+    _check_space(decoder, instruction, address)
+    access = Access(instruction, operation.space, DTYPES[type], 1, writes=True)
+    base, before = decoder.address(address.base, instruction)
+    unused = isinstance(destination, Discard) or not decoder.is_read(destination)
+    made = atomics.atomic(
+        access,
+        kind,
+        (base, address.offset),
+        decoder.source(operand, type, instruction),
+        decoder.source(swap[0], type, instruction) if swap else None,
+        None if unused else decoder.slots.destination(destination, type, instruction.line),
+        decoder.linker.lock,
+    )
+    return [*before, made]
+
+
+# ----------------------------------------------------------------------------------- addresses
+
+
+def _cvta(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    operation = instruction.operation
+    destination, source = instruction.operands
+    if operation.type != "u64":
+        raise unsupported(operation.text, instruction.line)
+    place = decoder.slots.destination(destination, "u64", instruction.line)
+    before: list[Operation] = []
+    if isinstance(source, Symbol):
+        address, before = decoder.address(source, instruction)
+    else:
+        address = decoder.source(source, "u64", instruction)
+    window = WINDOWS.get(operation.space)
+    if window is None:
+        return [*before, copy(*place, address)]
+    distance = np.uint64(window)
+    convert = (lambda a: a - distance) if "to" in operation else (lambda a: a + distance)
+    return [*before, bind(convert, [place], [address])]
+
+
+def _isspacep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    operation = instruction.operation
+    destination, source = instruction.operands
+    window = WINDOWS.get(operation.space)
+    if operation.space == "const" or "shared::cluster" in operation.text:
+        raise unsupported(operation.text, instruction.line)
+    windows = np.array([w >> WINDOW_BITS for w in WINDOWS.values()], np.uint64)
+
+    def test(address: Array) -> Array:
+        high = address >> np.uint64(WINDOW_BITS)
+        if window is None:
+            return ~np.isin(high, windows)
+        return high == np.uint64(window >> WINDOW_BITS)
+
+    place = decoder.slots.destination(destination, "pred", instruction.line)
+    return [bind(test, [place], [decoder.source(source, "u64", instruction)])]
+
+
+# --------------------------------------------------------------------------- without an effect
+
+
+def _nothing(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    """Fences and prefetches: memory is in order, and there are no caches."""
+    return []
+
+
+def _nanosleep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    slot, cast = decoder.source(instruction.operands[0], "u32", instruction)
+
+    def sleep(group: Group) -> None:
+        value = group.registers[slot] if cast is None else cast(group.registers[slot])
+        time.sleep(min(int(value[0]), 1_000_000) * 1e-9)
+
+    return [sleep]
+
+
+HANDLERS: dict[str, Handler] = {
+    "mov": _mov,
+    "ld": _ld,
+    "ldu": _ld,
+    "st": _st,
+    "atom": _atom,
+    "red": _red,
+    "cvta": _cvta,
+    "isspacep": _isspacep,
+    "membar": _nothing,
+    "fence": _nothing,
+    "prefetch": _nothing,
+    "prefetchu": _nothing,
+    "pmevent": _nothing,
+    "nanosleep": _nanosleep,
+}

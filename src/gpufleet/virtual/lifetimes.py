@@ -1,0 +1,113 @@
+"""How contexts, modules and allocations begin and end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpufleet.virtual.calls import Refusal
+from gpufleet.virtual.contexts import Context
+
+if TYPE_CHECKING:
+    from gpufleet.virtual.devices import Device
+    from gpufleet.virtual.modules import Module
+    from gpufleet.virtual.spans import Allocation
+    from gpufleet.virtual.state import State
+
+
+def create_context(state: State, device: Device, flags: int) -> Context:
+    """Return a new context of a device."""
+    with state.lock:
+        _charge_context(device)
+        context = Context(device, flags)
+        state.contexts[context.handle] = context
+        return context
+
+
+def revive_primary(device: Device) -> None:
+    """Let a primary context begin a new life under its handle; the lock is held."""
+    _charge_context(device)
+    device.primary.clear()
+    device.primary.flags = device.primary_flags
+    device.primary.is_destroyed = False
+
+
+def end_context(state: State, context: Context) -> None:
+    """Wait for a context's work, then end it with everything that belongs to it."""
+    _wait(state, context)
+    with state.lock:
+        if context.is_destroyed:
+            return
+        context.is_destroyed = True
+        context.device.arena.refund(context.device.context_bytes)
+        for other in state.contexts.values():
+            if context in other.peers:
+                other.set_peer(context, enabled=False)
+    _wait(state, context)  # what other threads had begun to enter before
+    _end_contents(state, context)
+
+
+def unload(state: State, module: Module) -> None:
+    """End a module: its kernels cannot be launched any more, its variables have no memory."""
+    with state.lock:
+        state.modules.pop(module.handle, None)
+        module.context.modules.pop(module.handle, None)
+        for function in module.functions.values():
+            state.functions.pop(function.handle, None)
+        variables, module.variables = module.variables, {}
+    for allocation in variables.values():
+        free(state, allocation)
+
+
+def free(state: State, allocation: Allocation) -> bool:
+    """End an allocation; its pages go once no operation that runs now can be touching them.
+
+    Returns False if it had ended before.
+    """
+    is_there = withdraw(state, allocation)
+    state.scheduler.settle()
+    return is_there
+
+
+def withdraw(state: State, allocation: Allocation) -> bool:
+    """Do the part of `free` that may be done with the lock held."""
+    with state.lock:
+        if state.memory.at(allocation.start) is not allocation:
+            return False
+        if allocation.pool is not None:
+            allocation.pool.count(-allocation.size)
+        state.scheduler.retire(state.memory.withdraw(allocation))
+        return True
+
+
+def _end_contents(state: State, context: Context) -> None:
+    for module in list(context.modules.values()):
+        unload(state, module)
+    with state.lock:
+        for stream in context.streams:
+            state.streams.pop(stream, None)
+        for event in context.events:
+            state.events.pop(event, None)
+        context.streams, context.events, context.peers = {}, {}, set()
+        owned = list(state.memory.owned_by(context))
+    for allocation in owned:
+        if allocation.kind == "registered":
+            with state.lock:
+                state.memory.registered.remove(allocation)
+        else:
+            free(state, allocation)
+
+
+def _wait(state: State, context: Context) -> None:
+    with state.lock:
+        pending = context.pending()
+    for operation in pending:
+        state.scheduler.wait(operation)
+
+
+def _charge_context(device: Device) -> None:
+    if not device.arena.charge(device.context_bytes):
+        raise Refusal(
+            "OUT_OF_MEMORY",
+            f"a context takes {device.context_bytes} bytes of device {device.ordinal}, "
+            f"{device.arena.capacity - device.arena.used} are free",
+        )
