@@ -184,9 +184,14 @@ def resume_diverged(low: Diverged) -> None:
         for before in low.unit.graph.nodes[node].predecessors:
             position = low.unit.graph.nodes[before].stop - 1
             if is_barrier(instructions[position]) and "red" in instructions[position].operation:
+                result, skip = c.name("result"), c.name("none")
+                c.branch(masks.any(c, mask), result, skip)
+                c.label(result)
                 c.do(f"store {masks.type} {mask}, ptr {low.current}")
                 low.position, low.node = position, before
                 _write_reduction(low, instructions[position])
+                c.jump(skip)
+                c.label(skip)
     c.jump(low.test_label(0))
 
 

@@ -19,7 +19,7 @@ from gpufleet.virtual.jit.abi import SLACK, Job
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
 from gpufleet.virtual.jit.llvm import compiler
 from gpufleet.virtual.jit.runtime import is_supported, runtime
-from gpufleet.virtual.jit.nodes import build_graph
+from gpufleet.virtual.jit.nodes import build_graph, is_barrier
 from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
 from gpufleet.virtual.jit.unit import Program
 from gpufleet.virtual.jit.warp import WARP_OPERATIONS
@@ -146,7 +146,8 @@ class JitExecutable:
             shape,
             shared_layout(self._module, self._kernel),
             dynamic,
-            _local_bytes(self._functions),
+            _local_bytes(self._module, self._functions),
+            functions=self._functions,
         )
         return generate(program)
 
@@ -189,7 +190,25 @@ def widest_vector(function: Function, vector_bytes: int) -> int:
 
 
 def _needs_whole_warps(function: Function) -> bool:
-    return any(_crosses_lanes(instruction) for instruction in function.body.instructions)
+    """Whether the lanes of a warp must run in step.
+
+    Where neighbouring lanes may touch the same address, a GPU, which runs whole warps, lets one
+    instruction of all lanes happen before the next, also in programs that have no right to rely on it:
+    two stores to global memory, or a load from shared memory and then a store.
+    """
+    instructions = function.body.instructions
+    stores = sum(i.opcode == "st" and i.operation.space in ("", "global") for i in instructions)
+    if stores > 1 or any(_crosses_lanes(instruction) for instruction in instructions):
+        return True
+    loaded = False
+    for instruction in instructions:
+        if is_barrier(instruction):
+            loaded = False
+        elif instruction.operation.space == "shared":
+            if instruction.opcode == "st" and loaded:
+                return True
+            loaded = loaded or instruction.opcode == "ld"
+    return False
 
 
 def _crosses_lanes(instruction: Instruction) -> bool:
@@ -202,9 +221,16 @@ def _crosses_lanes(instruction: Instruction) -> bool:
     return operation.name in ("ld", "st") and operation.get("semantics") == "volatile" and operation.space == "shared"
 
 
-def _local_bytes(functions: list[Function]) -> int:
-    """Local memory per thread."""
-    return sum(local_layout(function)[1] for function in functions)
+def _local_bytes(module: Module, functions: list[Function]) -> int:
+    """Local memory per thread: every function once, and where calls may nest deeper, room for that."""
+    total = sum(local_layout(function)[1] for function in functions)
+    calls = {f.name: f.names_used for f in functions}
+    nested = any(name in calls and f.name != functions[0].name for f in functions for name in calls[f.name])
+    return total + _NESTED_LOCALS if nested and any(local_layout(f)[1] for f in functions[1:]) else total
+
+
+_NESTED_LOCALS = 16 * 1024
+"""Bytes of local memory per thread for functions that call functions, which may be recursive."""
 
 
 def _lay_out_arena(job: Job, generated: Generated, dynamic_shared: int) -> None:

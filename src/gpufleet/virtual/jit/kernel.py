@@ -14,15 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpufleet.virtual.jit import barriers
+from gpufleet.virtual.jit import barriers, calls
 from gpufleet.virtual.jit.abi import BARRIERS
 from gpufleet.virtual.jit.converged import Converged
 from gpufleet.virtual.jit.diverged import Diverged, check_stop
+from gpufleet.virtual.jit.inlining import functions_with_barriers, inline
 from gpufleet.virtual.jit.nodes import build_graph, is_barrier
 from gpufleet.virtual.jit.runtime_ir import BARRIER_BYTES, FRAME_BARRIER, FRAME_STATE
 from gpufleet.virtual.jit.shapes import converged, diverged, facts
 from gpufleet.virtual.jit.text import vector
 from gpufleet.virtual.jit.unit import Program, Unit
+from gpufleet.virtual.ptx.syntax import Function
 
 ENTRY = "gf_kernel"
 BARRIERS_BYTES = BARRIERS * BARRIER_BYTES
@@ -50,9 +52,15 @@ class Generated:
 def generate(program: Program) -> Generated:
     """Generate a kernel; raises `PtxError` for what this engine does not carry out."""
     function = program.kernel
-    graph = build_graph(function.body)
+    program.with_barriers = functions_with_barriers(program.module, program.functions)
+    body, owners = function.body, {}
+    if program.with_barriers - {function.name}:
+        body, owners = inline(program.module, function, program.with_barriers - {function.name})
+    graph = build_graph(body)
     known = facts(graph)
     unit = Unit(program, function, graph, known)
+    unit.owners = owners
+    unit.place_locals(body.variables)
     straight_shapes = converged(graph, known, program.block)
     masked_shapes = diverged(graph, known, program.block)
     has_barriers = any(is_barrier(graph.body.instructions[n.stop - 1]) for n in graph.nodes)
@@ -66,9 +74,10 @@ def generate(program: Program) -> Generated:
         f"define void @{ENTRY}(ptr noalias %job, ptr noalias %worker, i64 %first, i64 %last)"
         f" {_attributes(program)}"
     )
+    functions = _functions(program)
     loops = any(s <= n.index for n in graph.nodes for s in n.successors)
     calls = any(i.opcode == "call" for i in graph.body.instructions)
-    source = "\n".join([text, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""])
+    source = "\n".join([text, *functions, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""])
     return Generated(
         source,
         program.symbols,
@@ -82,9 +91,47 @@ def generate(program: Program) -> Generated:
     )
 
 
+def _functions(program: Program) -> list[str]:
+    """Generate the functions that are called, and those that they call."""
+    done: dict[str, str] = {}
+    while len(done) < len(program.called):
+        for name, function in list(program.called.items()):
+            if name not in done:
+                done[name] = _function(program, function)
+    return list(done.values())
+
+
+def _function(program: Program, function: Function) -> str:
+    """A device function: diverged code from its mask to its last `ret`."""
+    graph = build_graph(function.body)
+    known = facts(graph, is_kernel=False)
+    unit = Unit(program, function, graph, known)
+    unit.local_top = "%top"
+    for place, parameter in enumerate(function.parameters):
+        unit.parameter_blocks[parameter.name] = f"%in{place}"
+    for place, result in enumerate(function.results):
+        unit.parameter_blocks[result.name] = f"%out{place}"
+    masked = Diverged(unit, diverged(graph, known, program.block), "return")
+    c = unit.code
+    beginning = len(c.lines)
+    calls.check_local_stack(masked)
+    for parameter, block in zip((*function.parameters,), (f"%in{i}" for i in range(len(function.parameters)))):
+        if parameter.register:
+            calls.read_register_parameter(masked, parameter, block)
+    masked.begin()
+    masked.wait_for(0, "%mask")
+    c.jump(masked.test_label(0))
+    masked.emit()
+    c.label("return")
+    c.do("ret void")
+    c.lines[beginning:beginning] = unit.forget_registers()
+    header = f"define internal void @{calls.symbol_name(function)}({calls.signature(unit, function)})"
+    return c.text(f"{header} {_attributes(program)}")
+
+
 def _attributes(program: Program) -> str:
     width = 8 * program.target.vector_bytes
-    return f'nounwind "prefer-vector-width"="{width}" "min-legal-vector-width"="0"'
+    return f'nounwind "probe-stack"="inline-asm" "prefer-vector-width"="{width}" "min-legal-vector-width"="0"'
 
 
 class _Skeleton:

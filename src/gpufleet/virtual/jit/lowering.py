@@ -149,7 +149,7 @@ class Lowering:
         program = self.unit.program
         if symbol.space == "shared":
             offsets = program.shared.offsets
-            key = (self.unit.function.name, symbol.name)
+            key = self.unit.owners.get(symbol.name, (self.unit.function.name, symbol.name))
             return str(offsets[key if key in offsets else ("", symbol.name)] + symbol.offset)
         if symbol.space == "local":
             place = self.unit.local_offsets[symbol.name] + symbol.offset

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpufleet.virtual.jit import helpers
+from gpufleet.virtual.jit import calls, helpers
 from gpufleet.virtual.jit.abi import FAULT_RANGE
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
@@ -501,6 +501,10 @@ def _load(low: Lowering, instruction: Instruction) -> None:
     targets = destination.elements if isinstance(destination, Vector) else (destination,)
     if operation.type == "b128":
         raise low.unit.refuse(instruction)
+    block = calls.parameter_access(low, instruction, address)
+    if block is not None:
+        calls.load_parameter(low, instruction, *block)
+        return
     ordered = operation.get("semantics", "weak") != "weak"
     values, n = load_values(low, instruction, address, len(targets), ordered)
     for target, value in zip(targets, values):
@@ -594,6 +598,10 @@ def _store(low: Lowering, instruction: Instruction) -> None:
     assert isinstance(address, Address)
     if operation.type == "b128":
         raise low.unit.refuse(instruction)
+    block = calls.parameter_access(low, instruction, address)
+    if block is not None:
+        calls.store_parameter(low, instruction, *block)
+        return
     sources = source.elements if isinstance(source, Vector) else (source,)
     ordered = operation.get("semantics", "weak") != "weak"
     element, size, count = scalar_type(operation.type), SIZES[operation.type], len(sources)

@@ -77,6 +77,8 @@ class Facts:
     """Registers read by a node other than the one that defines them."""
     node_of: dict[int, int] = field(default_factory=dict)
     """Node of each register's last definition."""
+    is_kernel: bool = True
+    """Whether parameters are the launch's, the same for all lanes."""
     read: set[int] = field(default_factory=set)
     """Registers that anything reads."""
 
@@ -86,9 +88,9 @@ class Facts:
         return found[0] if len(found) == 1 and found[0].guard is None else None
 
 
-def facts(graph: Graph) -> Facts:
+def facts(graph: Graph, is_kernel: bool = True) -> Facts:
     """Collect definitions and uses."""
-    result = Facts()
+    result = Facts(is_kernel=is_kernel)
     for node in graph.nodes:
         for instruction in graph.body.instructions[node.start : node.stop]:
             reads, writes = reads_and_writes(instruction)
@@ -147,13 +149,22 @@ class Shapes:
         if name == "match":
             return 0 if instruction.operation.get("match") == "all" else None
         if name in ("ld", "ldu"):
-            local = instruction.operation.space == "local"
-            return 0 if not local and self.of(sources[0]) == 0 else None
+            private = instruction.operation.space == "local" or self._is_call_parameter(sources[0])
+            return 0 if not private and self.of(sources[0]) == 0 else None
         strides = [self.of(s) for s in sources]
         uses_carry = name in ("addc", "subc", "madc")
         if all(s == 0 for s in strides) and (not uses_carry or self.carry == 0):
             return 0
         return self._affine(instruction, sources, strides)
+
+    def _is_call_parameter(self, operand: Operand) -> bool:
+        """Whether an address names a parameter that differs from lane to lane: any but the kernel's."""
+        if not isinstance(operand, Address) or not isinstance(operand.base, Symbol):
+            return False
+        base = operand.base
+        return base.space == "local" or (
+            base.space == "param" and (not self._facts.is_kernel or base.name in self._body.variables)
+        )
 
     def needs_check(self, instruction: Instruction) -> Register | None:
         """The operand that must not wrap from lane to lane for `result` to hold."""

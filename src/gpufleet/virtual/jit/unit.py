@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,10 @@ from gpufleet.virtual.jit.llvm import Target
 from gpufleet.virtual.jit.nodes import Graph
 from gpufleet.virtual.jit.shapes import BlockShape, Facts
 from gpufleet.virtual.jit.storage import storage_types
-from gpufleet.virtual.jit.text import Code, Masks, vector, width
+from gpufleet.virtual.jit.text import Code, Masks, constant, vector, width
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.layout import SharedLayout, local_layout
-from gpufleet.virtual.ptx.syntax import Function, Instruction, Module
+from gpufleet.virtual.ptx.syntax import Function, Instruction, Module, Variable
 
 
 @dataclass
@@ -35,6 +36,12 @@ class Program:
     sites: list[dict[str, Any]] = field(default_factory=list)
     """What a fault may be about: the accesses, or the instruction, that a check stands for."""
     declarations: set[str] = field(default_factory=set)
+    functions: list[Function] = field(default_factory=list)
+    """The kernel, and the functions that it may call."""
+    with_barriers: set[str] = field(default_factory=set)
+    """Functions that contain barriers."""
+    called: dict[str, Function] = field(default_factory=dict)
+    """Functions that generated code calls so far."""
     helpers: dict[str, str] = field(default_factory=dict)
     """Functions that generated code calls, by name (helpers.py)."""
 
@@ -73,6 +80,10 @@ class Unit:
         self.local_offsets, self.local_bytes = local_layout(function)
         self.local_top: str = "0"
         """Where this function's local variables begin in a thread's local memory, i64."""
+        self.parameter_blocks: dict[str, str] = {}
+        """Pointers to the words of parameters (calls.py), by name."""
+        self.owners: dict[str, tuple[str, str]] = {}
+        """For variables of functions copied into this one (inlining.py): the function, and the name there."""
         self._scalars: dict[int, str] = {}
         self._vectors: dict[int, str] = {}
         self._constants: dict[str, str] = {}
@@ -81,6 +92,14 @@ class Unit:
         self.plain_barriers = True
         """Whether the only barrier is `bar.sync 0`."""
         self.frame = Frame({}, {}, {}, 0)
+
+    def place_locals(self, variables: Mapping[str, Variable]) -> None:
+        """Give places to local variables of functions that were copied into this one."""
+        for name, variable in variables.items():
+            if variable.space == "local" and name not in self.local_offsets:
+                place = -(-self.local_bytes // variable.align) * variable.align
+                self.local_offsets[name] = place
+                self.local_bytes = -(-(place + variable.size) // 16) * 16
 
     # ------------------------------------------------------------------------------------ registers
 
@@ -97,9 +116,14 @@ class Unit:
         return self._vectors[register]
 
     def forget_registers(self) -> list[str]:
-        """Code after which no register holds anything, so that LLVM carries nothing from warp to warp."""
-        scalars = [f"  store {self.storage[r]} poison, ptr {s}" for r, s in self._scalars.items()]
-        vectors = [f"  store {self.vector_type(r)} poison, ptr {s}" for r, s in self._vectors.items()]
+        """Code after which all registers are 0, so that LLVM carries nothing from warp to warp.
+
+        Not poison: a lane that never defined a register must not make a branch of others undefined.
+        """
+        scalars = [
+            f"  store {self.storage[r]} {constant(self.storage[r], 0)}, ptr {s}" for r, s in self._scalars.items()
+        ]
+        vectors = [f"  store {self.vector_type(r)} zeroinitializer, ptr {s}" for r, s in self._vectors.items()]
         return scalars + vectors
 
     def vector_type(self, register: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpufleet.virtual.jit import barriers
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.storage import scalar_type
@@ -214,6 +215,12 @@ def _elect(low: Lowering, instruction: Instruction) -> None:
         low.write(destination.second, chosen, "i1", n)
 
 
+def _bar(low: Lowering, instruction: Instruction) -> None:
+    """What does not wait for other warps; the rest ends a node (nodes.py)."""
+    if "arrive" in instruction.operation:
+        barriers.arrive_only(low, instruction)
+
+
 EFFECTS: dict[str, Callable[[Lowering, Instruction], None]] = {
     "shfl": _shuffle,
     "vote": _vote,
@@ -221,5 +228,7 @@ EFFECTS: dict[str, Callable[[Lowering, Instruction], None]] = {
     "redux": _reduce,
     "activemask": _active_mask,
     "elect": _elect,
+    "bar": _bar,
+    "barrier": _bar,
 }
 """Warp operations, by opcode."""
