@@ -301,8 +301,8 @@ def _current_device(context: Context) -> int:
 def _device_of_memory(context: Context, address: int) -> int:
     from cuda.bindings.driver import CUpointer_attribute
 
-    # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL answers 0 for memory of device 1 (driver 580.159, two H200s,
-    # cuda-bindings 13.3.1); the owning context is right.
+    # The bindings (13.3.1) return 0 for CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of memory of device 1, where
+    # the driver itself answers 1 (580.159, two H200s). The owning context comes back right.
     attribute = CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
     owner = context.driver.cuPointerGetAttribute(attribute, address)
     return context_of(context.driver, owner).device.ordinal

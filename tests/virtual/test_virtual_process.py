@@ -35,7 +35,7 @@ def launch(f, stream=0):
 
 def python(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + body],
+        [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", PRELUDE + body],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 

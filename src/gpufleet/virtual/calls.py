@@ -38,7 +38,12 @@ Function = Callable[..., Any]
 
 
 def call(
-    *, outputs: int = 0, context: bool = False, any_time: bool = False, after_fault: bool = False
+    *,
+    outputs: int = 0,
+    context: bool = False,
+    any_time: bool = False,
+    after_fault: bool = False,
+    by_finalizers: bool = False,
 ) -> Callable[[Function], Function]:
     """Declare a `cu*` function.
 
@@ -54,6 +59,9 @@ def call(
         Whether it still works after a kernel's fault, where other calls answer the fault's code. Which
         these are was measured on driver 580: the calls for the context stack, cuInit, cuCtxDestroy, and
         questions about devices.
+    by_finalizers : bool
+        Whether it ends something, so that finalizers call it. If Python runs one in the middle of another
+        call of the thread, it is carried out after that (`DeferredCalls`).
     """
 
     def declare(function: Function) -> Function:
@@ -65,7 +73,10 @@ def call(
             try:
                 if state.gate:
                     state.check_gate(any_time)
-                elif state.thread.in_callback:
+                elif by_finalizers and state.scheduler.is_inside():
+                    state.deferred.add(functools.partial(method, self, *arguments, **keywords))
+                    return (result("SUCCESS"),)
+                elif state.thread.in_callback and not after_fault:
                     raise Refusal("NOT_PERMITTED", f"a host function in a stream called {name}")
                 # The missing context comes first: after a fault, with no context current, cuStreamCreate
                 # answers INVALID_CONTEXT.
@@ -77,6 +88,9 @@ def call(
             except Refusal as refusal:
                 state.thread.error_log = refusal.reason
                 return (result(refusal.code), *nothing)
+            finally:
+                if state.deferred:
+                    state.deferred.run()
             if outputs == 1:
                 return (result("SUCCESS"), value)
             return (result("SUCCESS"), *value) if outputs else (result("SUCCESS"),)

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.deferred import DeferredCalls
 from gpufleet.virtual.devices import Device, uuid_text
 from gpufleet.virtual.engine import Engine, KernelFault
 from gpufleet.virtual.libraries import Library, LibraryKernel
@@ -45,6 +46,8 @@ class ThreadState(threading.local):
 
     in_callback = False
     """Whether a host function of cuLaunchHostFunc is running, which may not call the driver."""
+    in_deferred = False
+    """Whether it is carrying out calls that were deferred."""
     error_log = ""
     """Why this thread's last refused call was refused."""
 
@@ -70,6 +73,8 @@ class State:
         The fault after which every call fails.
     cancelled : Event
         Tells running kernels to stop.
+    deferred : DeferredCalls
+        Calls of finalizers that came at a bad moment.
     contexts, streams, events, modules, functions, libraries, kernels, pools : dict
         The objects behind the handles; destroyed contexts stay, since they may still be pushed.
     """
@@ -83,6 +88,7 @@ class State:
         self.lock = threading.RLock()
         self.thread = ThreadState()
         self.gate = BEFORE_INIT
+        self.deferred = DeferredCalls(self)
         self._engine: Engine | None = None
         self.fault: KernelFault | None = None
         self.cancelled = threading.Event()
@@ -127,7 +133,7 @@ class State:
         configuration = self.configuration
         capacity = configuration.memory or physical_memory() // 4 // configuration.devices
         self.memory = Memory(self.lock, [capacity] * len(indices))
-        self.scheduler = Scheduler(self.lock, len(indices), self.set_fault)
+        self.scheduler = Scheduler(self.lock, len(indices), self.set_fault, self.deferred.run)
         self.devices = []
         for ordinal, index in enumerate(indices):
             arena = self.memory.arenas[ordinal]
@@ -215,6 +221,11 @@ class State:
         for context in contexts:
             self.wait(context)
 
+    def is_busy(self) -> bool:
+        """Say whether any work has not ended."""
+        with self.lock:
+            return any(context.pending() for context in self.contexts.values())
+
     # ---- faults and the end
 
     def set_fault(self, fault: KernelFault) -> None:
@@ -236,7 +247,9 @@ class State:
             return True
         self.gate = ENDED
         self.cancelled.set()
-        return self.scheduler.close(timeout)
+        is_quiet = self.scheduler.close(timeout)
+        self.deferred.join(timeout)
+        return is_quiet
 
     def end(self, timeout: float) -> None:
         """Close, and give all memory back."""

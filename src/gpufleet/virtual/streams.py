@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.handles import new_handle
 from gpufleet.virtual.interrupts import InterruptsDeferred
 from gpufleet.virtual.operations import Operation
@@ -116,6 +117,8 @@ def enqueue_and_wait(scheduler: Scheduler, stream: Stream, operation: Operation)
     If the wait is interrupted, the operation does nothing or has ended before this raises: it may use
     memory that the caller is about to free.
     """
+    if scheduler.is_inside():
+        raise Refusal("NOT_PERMITTED", "a finalizer in the middle of another call would wait for work")
     try:
         with InterruptsDeferred():
             with scheduler.lock:

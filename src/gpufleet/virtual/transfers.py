@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +19,31 @@ GIL_RELEASE_BYTES = 64 << 10
 """Below this, other threads gain less from a released GIL than taking it again costs (5 us are 64 KiB)."""
 
 
-class Side(NamedTuple):
-    """One end of a copy: `rows` times `width` bytes, `pitch` bytes apart, from `address` on."""
+class Side:
+    """One end of a copy: `rows` times `width` bytes, `pitch` bytes apart, from `address` on.
 
-    address: int
-    width: int
-    rows: int = 1
-    pitch: int = 0
-    must_be_known: bool = False
-    """Whether the caller passed it as a device pointer; otherwise any host memory will do."""
-    allocation: Allocation | None = None
-    """Where all of it lies; None for host memory that the driver does not know (pageable)."""
+    Attributes
+    ----------
+    must_be_known : bool
+        Whether the caller passed it as a device pointer; otherwise any host memory will do.
+    allocation : Allocation or None
+        Where all of it lies, after `locate`; None for host memory that the driver does not know (pageable).
+    extent : int
+        Bytes from the first to the last.
+    """
 
-    @property
-    def extent(self) -> int:
-        """Bytes from the first to the last."""
-        return (self.rows - 1) * self.pitch + self.width
+    __slots__ = ("address", "allocation", "extent", "must_be_known", "pitch", "rows", "width")
+
+    def __init__(
+        self, address: int, width: int, rows: int = 1, pitch: int = 0, *, must_be_known: bool = False
+    ) -> None:
+        self.address = address
+        self.width = width
+        self.rows = rows
+        self.pitch = pitch
+        self.must_be_known = must_be_known
+        self.allocation: Allocation | None = None
+        self.extent = (rows - 1) * pitch + width
 
     @property
     def is_pageable(self) -> bool:
@@ -47,37 +56,38 @@ class Side(NamedTuple):
         return self.allocation is not None and not self.allocation.is_host
 
 
-def located(memory: Memory, side: Side) -> Side:
-    """Return a side with its allocation; refuse what lies partly or not at all in one, as driver 580 does.
+def locate(memory: Memory, *sides: Side) -> None:
+    """Find the allocations of sides; refuse what lies partly or not at all in one, as driver 580 does.
 
     Host memory that the driver does not know is taken as it is.
     """
     with memory.lock:
-        allocation = memory.find(side.address, side.extent)
-    if allocation is not None:
-        return side._replace(allocation=allocation)
-    if side.must_be_known or not side.address or memory.holds(side.address, side.extent):
-        raise Refusal(
-            "INVALID_VALUE", f"{side.extent} bytes at {side.address:#x}: {memory.describe(side.address)}"
-        )
-    return side
+        for side in sides:
+            address, extent = side.address, side.extent
+            if extent < 0:
+                raise Refusal("INVALID_VALUE", f"a copy of {extent} bytes")
+            side.allocation = memory.find(address, extent)
+            if side.allocation is None and (
+                side.must_be_known or not address or memory.holds(address, extent)
+            ):
+                where = memory.describe(address)
+                raise Refusal("INVALID_VALUE", f"{extent} bytes at {address:#x}: {where}")
 
 
-def move(memory: Memory, destination: Side, source: Side) -> None:
+def move(memory: Memory, to: Side, source: Side) -> None:
     """Copy now; fault if memory that was there when the copy was issued is not there any more."""
-    _check_alive(memory, destination, "to")
-    _check_alive(memory, source, "from")
-    if destination.rows > 1 and not destination.width == destination.pitch == source.pitch:
-        _rows(destination)[...] = _rows(source)
-    elif (size := destination.rows * destination.width) < GIL_RELEASE_BYTES:
-        _memmove_with_gil(destination.address, source.address, size)
+    _check_alive(memory, to, source)
+    if to.rows > 1 and not to.width == to.pitch == source.pitch:
+        _rows(to)[...] = _rows(source)
+    elif (size := to.rows * to.width) < GIL_RELEASE_BYTES:
+        _memmove_with_gil(to.address, source.address, size)
     else:
-        ctypes.memmove(destination.address, source.address, size)
+        ctypes.memmove(to.address, source.address, size)
 
 
 def fill(memory: Memory, side: Side, value: int, item: int) -> None:
     """Set every `item` bytes (1, 2 or 4) to `value` now."""
-    _check_alive(memory, side, "to")
+    _check_alive(memory, side)
     if side.rows == 1 or side.pitch == side.width:
         _bytes(side.address, side.rows * side.width).view(f"u{item}")[...] = value
     else:
@@ -85,16 +95,13 @@ def fill(memory: Memory, side: Side, value: int, item: int) -> None:
         _rows(side)[...] = pattern
 
 
-def _check_alive(memory: Memory, side: Side, direction: str) -> None:
-    if side.allocation is None:
-        return
+def _check_alive(memory: Memory, *sides: Side) -> None:
     with memory.lock:
-        if memory.find(side.address, side.extent) is side.allocation:
-            return
-    raise KernelFault(
-        "ILLEGAL_ADDRESS",
-        f"a copy {direction} {side.address:#x} came to run after {side.allocation} was freed",
-    )
+        for side in sides:
+            known = side.allocation
+            if known is not None and memory.find(side.address, side.extent) is not known:
+                text = f"a copy that uses {side.address:#x} came to run after {known} was freed"
+                raise KernelFault("ILLEGAL_ADDRESS", text)
 
 
 def _bytes(address: int, size: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Who carries out which operation when? The ready queues of the devices and their worker threads.
+"""Who carries out which operation when?
 
 An operation knows how many others must end before it: the one before it in its stream, events it waits
 for. When none is left it is ready and goes to its device's queue, from which one of the device's workers
@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.engine import KernelFault
 from gpufleet.virtual.interrupts import InterruptsDeferred
 from gpufleet.virtual.operations import BLOCKED, DONE, READY, RUNNING, Operation, unfinished_ancestors
+from gpufleet.virtual.queues import Queue
 
 WORKERS = 128
 """Operations of one device that run at once: an H200 runs 128 grids (CUDA Programming Guide, technical
@@ -32,40 +34,11 @@ def _do_nothing() -> None:
     pass
 
 
-class Queue:
-    """The ready operations of one device, and its workers."""
+class _Here(threading.local):
+    """What the scheduler knows of one thread."""
 
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.ready: deque[Operation] = deque()
-        self.waiting = 0
-        """Operations in `ready` that nobody has taken; the rest are leftovers of helping threads."""
-        self.coming = 0
-        """Workers that were woken or hired and have not looked for work yet."""
-        self.workers: set[threading.Thread] = set()
-        self.parked: list[LockType] = []
-        """A locked lock of each worker without work; releasing it wakes the worker."""
-
-    def take(self) -> Operation | None:
-        """Return the oldest operation that nobody has taken."""
-        while self.ready:
-            operation = self.ready.popleft()
-            if operation.state == READY:
-                self.waiting -= 1
-                return operation
-        return None
-
-    def wake(self) -> bool:
-        """Wake a worker, if one is without work."""
-        if not self.parked:
-            return False
-        self.coming += 1
-        self.parked.pop().release()
-        return True
-
-    def is_takeable(self, operation: Operation) -> bool:
-        """Say whether a worker of this device may go on with an operation."""
-        return operation.device == self.ordinal
+    is_running = False
+    """Whether it is carrying out an operation."""
 
 
 class Scheduler:
@@ -79,11 +52,21 @@ class Scheduler:
     devices : int
     on_fault : callable
         Takes the `KernelFault` of an operation that failed.
+    after_work : callable
+        Called on the thread that carried out an operation, after that.
     """
 
-    def __init__(self, lock: Any, devices: int, on_fault: Callable[[KernelFault], None]) -> None:
+    def __init__(
+        self,
+        lock: Any,
+        devices: int,
+        on_fault: Callable[[KernelFault], None],
+        after_work: Callable[[], None] = _do_nothing,
+    ) -> None:
         self.lock = lock
         self._on_fault = on_fault
+        self._after_work = after_work
+        self._here = _Here()
         self._queues = [Queue(ordinal) for ordinal in range(devices)]
         self._hiring: list[Queue] = []
         self._running: dict[Operation, int] = {}
@@ -130,7 +113,12 @@ class Scheduler:
     # ---- waiting and running
 
     def wait(self, operation: Operation) -> None:
-        """Return when the operation has ended, running on this thread what leads to it."""
+        """Return when the operation has ended, running on this thread what leads to it.
+
+        Refuses to wait `is_inside`: the operation, or its thread, may be waiting for this one.
+        """
+        if operation.state != DONE and self.is_inside():
+            raise Refusal("NOT_PERMITTED", "a finalizer in the middle of another call would wait for work")
         if operation.state != DONE:
             self._help(operation)
         if operation.state != DONE:
@@ -144,12 +132,22 @@ class Scheduler:
         Of the operations that are ready then, no worker is called for the first that `comes_back_for`
         accepts. It is returned, and the caller takes it from the queue next.
         """
+        self._here.is_running = True
         try:
             self._carry_out(operation)
         except BaseException:
+            self._here.is_running = False
             self._finish(operation, None)
             raise
+        self._here.is_running = False
         return self._finish(operation, comes_back_for)
+
+    def is_inside(self) -> bool:
+        """Say whether this thread holds the lock or carries out an operation.
+
+        Whoever calls the driver then is a finalizer, or a kernel's own code.
+        """
+        return bool(self.lock._is_owned()) or self._here.is_running
 
     def revoke(self, operation: Operation) -> None:
         """Let an operation do nothing if it has not begun; otherwise wait until it has ended.
@@ -250,11 +248,15 @@ class Scheduler:
         parked = allocate_lock()
         parked.acquire()
         is_at_work = True
-        while is_at_work:
+        try:
+            while is_at_work:
+                with self.lock:
+                    queue.coming -= 1
+                self._serve(queue)
+                is_at_work = self._rest(queue, parked)
+        finally:
             with self.lock:
-                queue.coming -= 1
-            self._serve(queue)
-            is_at_work = self._rest(queue, parked)
+                queue.workers.discard(threading.current_thread())
 
     def _serve(self, queue: Queue) -> None:
         """Run operations until none is ready."""
@@ -273,7 +275,6 @@ class Scheduler:
                 queue.coming += 1
                 return True
             if self._closing:
-                queue.workers.discard(threading.current_thread())
                 return False
             queue.parked.append(parked)
         if parked.acquire(timeout=IDLE_SECONDS):
@@ -281,7 +282,6 @@ class Scheduler:
         with self.lock:
             if parked in queue.parked:
                 queue.parked.remove(parked)
-                queue.workers.discard(threading.current_thread())
                 return False
         return parked.acquire()  # it was woken at the last moment
 
@@ -359,6 +359,7 @@ class Scheduler:
                 if is_next:
                     following = ready
         self.settle()
+        self._after_work()
         return following
 
     def _call_workers(self) -> None:

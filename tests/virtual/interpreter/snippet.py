@@ -37,11 +37,11 @@ def kernel_text(
 
 
 def run(instruction: str, result: str, *sources: tuple[str, Any], extra: str = "") -> Array:
-    """Execute an instruction with operands %d (of type `result`) and %a, %b, %c, ... per lane.
+    """Execute an instruction with operands %d (of type `result`) and %a, %b, %c, %e, ... per lane.
 
     Predicates are loaded as bytes. `extra` is executed after the instruction, before %d is stored.
     """
-    names = "abcdefgh"
+    names = "abcefgh"
     count = max(len(np.atleast_1d(values)) for _, values in sources)
     declarations = [_declare("d", result)]
     parameters = [".param .u64 out"]

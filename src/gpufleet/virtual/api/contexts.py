@@ -30,7 +30,7 @@ def cuCtxCreate(state: State, ctxCreateParams: Any, flags: int, dev: Any) -> Any
     return bindings().CUcontext(context.handle)
 
 
-@call(after_fault=True)
+@call(after_fault=True, by_finalizers=True)
 def cuCtxDestroy(state: State, ctx: Any) -> None:
     """End a context with all that is in it; pop it if it is on top of this thread's stack.
 

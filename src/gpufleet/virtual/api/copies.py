@@ -11,7 +11,7 @@ from gpufleet.virtual.host_pointers import host_address, read_bytes
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
-from gpufleet.virtual.transfers import Side, located, move
+from gpufleet.virtual.transfers import Side, locate, move
 
 STAGED = 64 << 10
 """Up to so many bytes of pageable memory are read at once and copied later (measured on driver 580)."""
@@ -136,7 +136,7 @@ def _copy(
     """
     if not to.width or not to.rows:
         return
-    to, source = located(state.memory, to), located(state.memory, source)
+    locate(state.memory, to, source)
     operation = _operation(state, stream, to, source, keep)
     if wait or not (to.is_device and source.is_device):
         enqueue_and_wait(state.scheduler, stream, operation)
@@ -149,10 +149,10 @@ def _copy_async(state: State, stream: Stream, to: Side, source: Side, keep: obje
     """Copy in the order of a stream, and wait only where pageable memory makes the driver do so."""
     if not to.width or not to.rows:
         return
-    to, source = located(state.memory, to), located(state.memory, source)
+    locate(state.memory, to, source)
     if source.is_pageable and not to.is_pageable and source.rows == 1 and source.width <= STAGED:
         keep = staged = read_bytes(source.address, source.width)
-        source = source._replace(address=host_address(staged))
+        source = Side(host_address(staged), source.width)
         may_wait = False
     else:
         may_wait = to.is_pageable or source.is_pageable
@@ -175,25 +175,24 @@ def _operation(state: State, stream: Stream, to: Side, source: Side, keep: objec
 
 
 def _rectangles(copy: Any) -> tuple[Side, Side]:
-    width, rows = int(copy.WidthInBytes), int(copy.Height)
-    destination = _rectangle(
-        copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY
+    size = int(copy.WidthInBytes), int(copy.Height)
+    to_host, to_device = copy.dstHost, copy.dstDevice
+    from_host, from_device = copy.srcHost, copy.srcDevice
+    return (
+        _rectangle(copy.dstMemoryType, to_host, to_device, copy.dstPitch, copy.dstXInBytes, copy.dstY, *size),
+        _rectangle(
+            copy.srcMemoryType, from_host, from_device, copy.srcPitch, copy.srcXInBytes, copy.srcY, *size
+        ),
     )
-    source = _rectangle(
-        copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcXInBytes, copy.srcY
-    )
-    for side in (destination, source):
-        if width > side.pitch:
-            raise Refusal("INVALID_VALUE", f"rows of {width} bytes are {side.pitch} bytes apart")
-    return destination._replace(width=width, rows=rows), source._replace(width=width, rows=rows)
 
 
-def _rectangle(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int) -> Side:
-    """The side without its size, `x` bytes and `y` rows into what the pointer points to."""
+def _rectangle(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int, width: int, rows: int) -> Side:
+    """One side, which begins `x` bytes and `y` rows into what its pointer points to."""
     kinds = bindings().CUmemorytype
     if kind == kinds.CU_MEMORYTYPE_ARRAY:
         raise Refusal("NOT_SUPPORTED", "virtual devices have no CUDA arrays")
-    is_host = kind == kinds.CU_MEMORYTYPE_HOST
-    base = host_address(host) if is_host else number(device)
-    must_be_known = kind == kinds.CU_MEMORYTYPE_DEVICE
-    return Side(base + y * pitch + x, 0, 0, pitch, must_be_known)
+    if width > pitch:
+        raise Refusal("INVALID_VALUE", f"rows of {width} bytes are {pitch} bytes apart")
+    base = host_address(host) if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
+    must_be_known = bool(kind == kinds.CU_MEMORYTYPE_DEVICE)
+    return Side(base + y * pitch + x, width, rows, pitch, must_be_known=must_be_known)

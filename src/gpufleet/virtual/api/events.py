@@ -28,7 +28,7 @@ def cuEventCreate(state: State, current: Context, Flags: int) -> Any:
     return bindings().CUevent(event.handle)
 
 
-@call()
+@call(by_finalizers=True)
 def cuEventDestroy(state: State, hEvent: Any) -> None:
     """End an event; what waits for it is not disturbed."""
     with state.lock:

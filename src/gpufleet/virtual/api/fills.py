@@ -10,7 +10,7 @@ from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
-from gpufleet.virtual.transfers import Side, fill, located
+from gpufleet.virtual.transfers import Side, fill, locate
 
 
 @call(context=True)
@@ -135,7 +135,8 @@ def _fill(
     if not width or not rows:
         return
     memory = state.memory
-    side = located(memory, Side(address, width, rows, pitch, must_be_known=True))
+    side = Side(address, width, rows, pitch, must_be_known=True)
+    locate(memory, side)
     masked = value & ((1 << 8 * item) - 1)
     operation = Operation(stream.context.device.ordinal, lambda: fill(memory, side, masked, item))
     if waits and not side.is_device:

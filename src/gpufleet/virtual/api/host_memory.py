@@ -38,7 +38,7 @@ def cuMemAllocHost(state: State, current: Context, bytesize: int) -> int:
     return _pinned(state, current, bytesize, 0)
 
 
-@call()
+@call(by_finalizers=True)
 def cuMemFreeHost(state: State, p: Any) -> None:
     """Free pinned memory, after all work that may be using it."""
     address = host_address(p)
@@ -81,7 +81,7 @@ def cuMemHostRegister(state: State, current: Context, p: Any, bytesize: int, Fla
         state.memory.registered.add(allocation)
 
 
-@call()
+@call(by_finalizers=True)
 def cuMemHostUnregister(state: State, p: Any) -> None:
     """End what cuMemHostRegister began, after all work that may be using the memory."""
     address = host_address(p)

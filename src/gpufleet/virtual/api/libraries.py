@@ -49,7 +49,7 @@ def cuLibraryLoadFromFile(
         return _enter(state, read_file(fileName))
 
 
-@call()
+@call(by_finalizers=True)
 def cuLibraryUnload(state: State, library: Any) -> None:
     """End a library in all contexts, after their work."""
     found = _library(state, library)

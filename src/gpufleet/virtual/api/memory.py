@@ -45,7 +45,7 @@ def cuMemAllocManaged(state: State, current: Context, bytesize: int, flags: int)
     return _pointer(allocation)
 
 
-@call()
+@call(by_finalizers=True)
 def cuMemFree(state: State, dptr: Any) -> None:
     """Free memory, after all work of the devices that may be using it. NULL is nothing to free."""
     address = number(dptr)

@@ -50,7 +50,7 @@ def cuModuleLoadFatBinary(state: State, current: Context, fatCubin: Any) -> Any:
     return _load(state, current, read_image(fatCubin))
 
 
-@call()
+@call(by_finalizers=True)
 def cuModuleUnload(state: State, hmod: Any) -> None:
     """End a module, after the work of its context."""
     module = _module(state, hmod)

@@ -29,7 +29,7 @@ def cuMemAllocFromPoolAsync(state: State, bytesize: int, pool: Any, hStream: Any
     return _allocate(state, bytesize, _pool(state, pool), hStream)
 
 
-@call()
+@call(by_finalizers=True)
 def cuMemFreeAsync(state: State, dptr: Any, hStream: Any) -> None:
     """Free memory, after the work that is in a stream now."""
     stream = state.stream(hStream)
@@ -77,7 +77,7 @@ def cuMemPoolCreate(state: State, poolProps: Any) -> Any:
     return bindings().CUmemoryPool(pool.handle)
 
 
-@call()
+@call(by_finalizers=True)
 def cuMemPoolDestroy(state: State, pool: Any) -> None:
     """End a pool; memory from it stays until it is freed."""
     found = _pool(state, pool)

@@ -22,7 +22,7 @@ def cuDevicePrimaryCtxRetain(state: State, dev: Any) -> Any:
     return bindings().CUcontext(device.primary.handle)
 
 
-@call()
+@call(by_finalizers=True)
 def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
     """Give one retain back; the last one ends the context."""
     device = state.device(dev)

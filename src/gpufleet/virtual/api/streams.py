@@ -29,7 +29,7 @@ def cuStreamCreateWithPriority(state: State, current: Context, flags: int, prior
     return _create(state, current, flags, min(max(priority, greatest), least))
 
 
-@call()
+@call(by_finalizers=True)
 def cuStreamDestroy(state: State, hStream: Any) -> None:
     """End a stream at once; work in it still runs."""
     with state.lock:

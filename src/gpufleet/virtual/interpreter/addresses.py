@@ -11,42 +11,57 @@ from typing import Any
 import numpy as np
 
 from gpufleet.virtual.engine import DeviceMemory
+from gpufleet.virtual.interpreter.lanes import Geometry
 from gpufleet.virtual.interpreter.values import Array
+
+_LONGEST_STRIDE = 1 << 12
 
 
 class AddressInfo:
-    """What is known about an array of addresses."""
+    """What is known about an array of addresses: their bounds, alignment and distances."""
 
-    __slots__ = ("_based", "_contiguous", "_relative", "addresses", "bits", "high", "low")
+    __slots__ = ("_based", "_geometry", "_relative", "addresses", "bits", "high", "low", "stride")
 
-    def __init__(self, addresses: Array) -> None:
+    def __init__(self, addresses: Array, geometry: Geometry) -> None:
         self.addresses = addresses
-        self.low = int(np.minimum.reduce(addresses))
-        self.high = int(np.maximum.reduce(addresses))
-        self.bits = int(np.bitwise_or.reduce(addresses))
-        """All bits that are 1 in some address: tells the alignment of all."""
+        self._geometry = geometry
         self._relative: dict[int, Array] = {}
-        self._contiguous: dict[int, bool] = {}
         self._based: dict[tuple[int, str], Array] = {}
+        self.stride = self._find_stride()
+        """Not 0: each address lies this many bytes after the one before it."""
+        if self.stride:
+            self.low, self.high = int(addresses[0]), int(addresses[-1])
+            bits = self.low | self.stride
+        else:
+            self.low = int(np.minimum.reduce(addresses))
+            self.high = int(np.maximum.reduce(addresses))
+            bits = int(np.bitwise_or.reduce(addresses))
+        self.bits = bits
+        """Those below an alignment are 0 if and only if all addresses are so aligned."""
+
+    def _find_stride(self) -> int:
+        """Compare with an arithmetic progression: one pass where the bounds alone take three."""
+        addresses = self.addresses
+        count = len(addresses)
+        if count < 4:
+            return 0
+        first = int(addresses[0])
+        stride = int(addresses[1]) - first
+        if not 0 < stride <= _LONGEST_STRIDE or int(addresses[-1]) - first != (count - 1) * stride:
+            return 0
+        expected = self._geometry.progression(stride)[:count] + addresses[0]
+        return stride if np.equal(addresses, expected).all() else 0
 
     def relative(self, shift: int) -> Array:
-        """Return the distances from the lowest address, in elements."""
+        """Return the distances from the lowest address, in elements of 2**shift bytes."""
         found = self._relative.get(shift)
         if found is None:
-            found = (self.addresses - np.uint64(self.low)) >> np.uint64(shift)
+            if self.stride:
+                found = self._geometry.progression(self.stride >> shift)[: len(self.addresses)]
+            else:
+                found = (self.addresses - np.uint64(self.low)) >> np.uint64(shift)
             found = self._relative[shift] = found.view(np.int64)
         return found
-
-    def is_contiguous(self, shift: int, order: Array) -> bool:
-        """Say whether the addresses are one element after the other, in the order of the lanes."""
-        known = self._contiguous.get(shift)
-        if known is None:
-            count = len(self.addresses)
-            known = self.high - self.low == (count - 1) << shift
-            known = known and int(self.addresses[0]) == self.low and int(self.addresses[-1]) == self.high
-            known = known and bool(np.equal(self.relative(shift), order[:count]).all())
-            self._contiguous[shift] = known
-        return known
 
     def based(self, shift: int, space: str, bases: Array | None) -> Array:
         """Return the elements' indices, given where each lane's part of shared or local memory begins."""
@@ -91,6 +106,10 @@ class GlobalMemory:
         self._starts = starts
         self._last = int(starts[index]), int(ends[index])
         return True
+
+    def end_of(self, address: int) -> int:
+        """Return where the allocation that an address lies in ends; 0 if it lies in none."""
+        return self._last[1] if self.contains(address, address + 1) else 0
 
     def inside(self, addresses: Array, size: int) -> Array:
         """Say for each address whether `size` bytes from there lie in one allocation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpufleet.virtual.interpreter import bits, comparisons, conversions, floats, integers
+from gpufleet.virtual.interpreter import bits, comparisons, conversions, floats, halves, integers
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
@@ -47,6 +47,18 @@ _FLOAT: dict[str, Maker] = {
     "tanh": floats.tanh,
     "testp": floats.testp,
     "copysign": floats.copysign,
+}
+_HALF: dict[str, Maker] = {
+    "add": halves.add,
+    "sub": halves.sub,
+    "mul": halves.mul,
+    "fma": halves.fma,
+    "abs": halves.absolute,
+    "neg": halves.negative,
+    "min": halves.minimum,
+    "max": halves.maximum,
+    "ex2": halves.ex2,
+    "tanh": halves.tanh,
 }
 _PREDICATE: dict[str, Maker] = {
     "and": comparisons.pred_and,
@@ -99,6 +111,8 @@ def computation(operation: Operation, pair: bool) -> Compute:
         maker = _INTEGER[name]
     elif name in _FLOAT and type in floats.FLOAT_TYPES and len(operation.types) == 1:
         maker = _FLOAT[name]
+    elif name in _HALF and type in halves.HALF_TYPES and len(operation.types) == 1:
+        maker = _HALF[name]
     if maker is None:
         raise unsupported(operation.text)
     return maker(operation)

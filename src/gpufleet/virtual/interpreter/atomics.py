@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpufleet.virtual.interpreter.accesses import Base, picked, spread
+from gpufleet.virtual.interpreter.accesses import Base
 from gpufleet.virtual.interpreter.code import Operation
 from gpufleet.virtual.interpreter.floats import canonical
 from gpufleet.virtual.interpreter.memory import Access, Place
@@ -52,8 +52,8 @@ def atomic(
 
     def run(group: Group) -> None:
         place = access.locate(group, read(address, group), offset)
-        value = picked(group, read(operand, group))
-        other = picked(group, read(swap, group)) if swap is not None else None
+        value = group.picked(read(operand, group))
+        other = group.picked(read(swap, group)) if swap is not None else None
         old = np.zeros(group.count, access.dtype)
         for lanes, part in place.parts():
             count = group.count if isinstance(lanes, slice) else len(lanes)
@@ -70,7 +70,7 @@ def atomic(
                 old[lanes] = found
         if destination is not None:
             slot, write = destination
-            result = spread(group, old)
+            result = group.spread(old)
             group.registers[slot] = result if write is None else write(result)
 
     return run

@@ -73,6 +73,8 @@ class Barriers:
 
     def release(self, scheduler: Scheduler) -> None:
         """Let the blocks go on whose barriers are complete."""
+        if not self._waiting:
+            return
         for number in sorted({entry.number for entry in self._waiting}):
             here = [entry for entry in self._waiting if entry.number == number]
             opened = self._complete_blocks(number, here)

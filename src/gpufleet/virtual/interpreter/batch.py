@@ -73,7 +73,7 @@ class Batch:
             return known[2]
         if len(self._infos) >= _REMEMBERED:
             self._infos.clear()
-        info = AddressInfo(addresses if group.mask is None else addresses.take(group.active, mode="wrap"))
+        info = AddressInfo(group.picked(addresses), self.geometry)
         # The arrays are kept too, so that their ids cannot come to mean others.
         self._infos[key] = addresses, group.mask, info
         return info
@@ -83,6 +83,12 @@ class Batch:
         if space == "shared":
             return self._shared_bytes
         return self._local_stride if space == "local" else len(self.launch.parameters)
+
+    def start_of(self, space: str, lane: int) -> int:
+        """Return where a lane's part of shared or local memory, or the parameters, begins, in bytes."""
+        if space == "shared":
+            return lane // self.geometry.threads * self._shared_stride
+        return lane * self._local_stride if space == "local" else 0
 
     def view_of(self, space: str, dtype: np.dtype[Any]) -> Array:
         """Return all of a batch's shared or local memory, or the parameters, as an array."""
@@ -165,7 +171,7 @@ class Batch:
     def _per_lane(self, per_block: Array) -> Array:
         if (per_block == per_block[0]).all():
             return per_block[:1]
-        return per_block.take(self.geometry.block_of, mode="wrap")
+        return np.repeat(per_block, self.geometry.threads)
 
     def locate(self, lane: int) -> tuple[Dim3, Dim3]:
         """Return the coordinates of a lane's block and thread."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpufleet.virtual.interpreter import halves
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.floats import flush
 from gpufleet.virtual.interpreter.values import DTYPES, Array, select
@@ -41,46 +42,57 @@ _COMBINE: dict[str, _Test] = {"and": np.logical_and, "or": np.logical_or, "xor":
 
 
 def setp(operation: Operation, pair: bool) -> Compute:
-    """Return whether the comparison holds, combined with c; as a pair also whether it does not, combined."""
+    """Return whether the comparison holds, combined with c; as a pair also whether it does not, combined.
+
+    For two packed halves the pair is the results of the low and the high one.
+    """
     test = _test(operation, operation.type)
-    combine = _COMBINE.get(operation.get("boolean"))
-    if combine is None:
-        if not pair:
-            return test
+    join = _join(operation)
+    packed = operation.type.endswith("x2")
+    if packed and not pair:
+        raise unsupported(f"{operation.text} with one destination")
 
-        def both(a: Array, b: Array) -> tuple[Array, Array]:
-            holds = test(a, b)
-            return holds, ~holds
-
-        return both
-    join = combine
-    if not pair:
-        return lambda a, b, c: join(test(a, b), c)
-
-    def both_combined(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
+    def compute(a: Array, b: Array, c: Array | None = None) -> tuple[Array, Array]:
         holds = test(a, b)
-        return join(holds, c), join(~holds, c)
+        first, second = (holds[:, 0], holds[:, 1]) if packed else (holds, ~holds)
+        return join(first, c), join(second, c)
 
-    return both_combined
+    if pair:
+        return compute
+    return test if "boolean" not in operation else lambda a, b, c: join(test(a, b), c)
 
 
 def set_value(operation: Operation) -> Compute:
     """Return all ones, or 1.0 for a float, where the comparison holds, else 0."""
     result, compared = operation.types
-    if compared not in ("f32", "f64") and is_float(compared):
-        raise unsupported(operation.text)
     test = _test(operation, compared)
-    combine = _COMBINE.get(operation.get("boolean"))
+    join = _join(operation)
     dtype = DTYPES[result]
-    yes = dtype.type(1.0) if result == "f32" else np.array(-1, np.int64).astype(dtype)[()]
+    zero = dtype.type(0)
+    if result in halves.HALF_TYPES:
+        yes = dtype.type(halves.one(result))
+    else:
+        yes = dtype.type(1.0) if result == "f32" else np.array(-1, np.int64).astype(dtype)[()]
+    if not compared.endswith("x2"):
+        return lambda a, b, c=None: np.where(join(test(a, b), c), yes, zero)
+    low = yes & dtype.type(0xFFFF)
 
     def compute(a: Array, b: Array, c: Array | None = None) -> Array:
         holds = test(a, b)
-        if combine is not None and c is not None:
-            holds = combine(holds, c)
-        return np.where(holds, yes, dtype.type(0))
+        low_part = np.where(join(holds[:, 0], c), low, zero)
+        return low_part | np.where(join(holds[:, 1], c), yes ^ low, zero)
 
     return compute
+
+
+def _join(operation: Operation) -> Callable[[Array, Array | None], Array]:
+    """Return what combines a comparison with the predicate operand, if there is one."""
+    combine = _COMBINE.get(operation.get("boolean"))
+
+    def join(holds: Array, predicate: Array | None) -> Array:
+        return holds if combine is None or predicate is None else combine(holds, predicate)
+
+    return join
 
 
 def selp(operation: Operation) -> Compute:
@@ -117,9 +129,9 @@ def pred_not(operation: Operation) -> Compute:
 def _test(operation: Operation, type: str) -> _Test:
     relation = operation.get("compare")
     if is_float(type):
-        if type not in ("f32", "f64"):
-            raise unsupported(operation.text)
         test = _FLOAT.get(relation) or _ORDERED[relation]
+        if type in halves.HALF_TYPES:
+            return halves.comparison(operation, type, test)
         if "ftz" in operation:
             return lambda a, b: test(flush(a), flush(b))
         return test

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufleet.virtual.interpreter import rounding
+from gpufleet.virtual.interpreter import halves, rounding
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.floats import canonical, flush, saturate
 from gpufleet.virtual.interpreter.values import DTYPES, Array
@@ -25,17 +25,15 @@ _INTEGRAL: dict[str, Callable[[Array], Array]] = {
 
 def cvt(operation: Operation) -> Compute:
     """Return a converted from the second type to the first."""
-    if (
-        len(operation.types) != 2
-        or "relu" in operation
-        or operation.shapes is None
-        or len(operation.shapes) != 2
-    ):
+    if len(operation.types) != 2 or "satfinite" in operation:
         raise unsupported(operation.text)
     target, source = operation.types
-    for type in (target, source):
-        if is_float(type) and type not in ("f32", "f64"):
-            raise unsupported(operation.text)
+    if target in halves.HALF_TYPES:
+        return _to_half(operation)
+    if "relu" in operation:
+        raise unsupported(operation.text)
+    if source in halves.HALF_TYPES:
+        return _from_half(operation)
     if is_float(target):
         return _float_to_float(operation) if is_float(source) else _integer_to_float(operation)
     return _float_to_integer(operation) if is_float(source) else _integer_to_integer(operation)
@@ -86,28 +84,32 @@ def _integer_to_float(operation: Operation) -> Compute:
     if mode == "rn" or (narrow and target == "f64"):
         convert: Compute = lambda a: a.astype(dtype)  # noqa: E731
     elif narrow:
-        convert = lambda a: rounding.directed_f32(a.astype(np.float64), np.zeros(1), mode)  # noqa: E731
+        convert = lambda a: rounding.rounded(a.astype(np.float64), np.zeros(1), mode, np.float32)  # noqa: E731
     else:
         convert = _directed_from_64(target, mode)
     return (lambda a: saturate(convert(a))) if "sat" in operation else convert
 
 
 def _directed_from_64(target: str, mode: str) -> Compute:
-    """Split 64 bits into two doubles that hold them exactly."""
-
     def convert(a: Array) -> Array:
-        high = (a >> a.dtype.type(32)).astype(np.float64) * 2.0**32
-        low = (a & a.dtype.type(0xFFFFFFFF)).astype(np.float64)
-        value, error = rounding.two_sum(high, low)
+        value, error = _split(a)
         if target == "f32":
-            return rounding.directed_f32(value, error, mode)
+            return rounding.rounded(value, error, mode, np.float32)
         return rounding.moved(value, np.sign(error), mode)
 
     return convert
 
 
+def _split(value: Array) -> tuple[Array, Array]:
+    """Return 64-bit integers as two doubles whose sum they are."""
+    high = (value >> value.dtype.type(32)).astype(np.float64) * 2.0**32
+    low = (value & value.dtype.type(0xFFFFFFFF)).astype(np.float64)
+    return rounding.two_sum(high, low)
+
+
 def _float_to_float(operation: Operation) -> Compute:
     target, source = operation.types
+    source = "f32" if source in halves.HALF_TYPES else source
     steps: list[Callable[[Array], Array]] = []
     if "ftz" in operation and source == "f32":
         steps.append(flush)
@@ -118,7 +120,9 @@ def _float_to_float(operation: Operation) -> Compute:
     if target == "f32" and source == "f64":
         mode = operation.get("rounding", "rn")
         steps.append(
-            lambda a: rounding.directed_f32(a, np.zeros(1), mode) if mode != "rn" else a.astype(np.float32)
+            lambda a: (
+                rounding.rounded(a, np.zeros(1), mode, np.float32) if mode != "rn" else a.astype(np.float32)
+            )
         )
         if "ftz" in operation:
             steps.append(flush)
@@ -134,3 +138,47 @@ def _float_to_float(operation: Operation) -> Compute:
         return a
 
     return convert
+
+
+# ------------------------------------------------------------------------------- 16-bit floats
+
+
+def _to_half(operation: Operation) -> Compute:
+    """Round once to 16 bits; of two sources the first becomes the high half."""
+    target, source = operation.types
+    base = target.removesuffix("x2")
+    mode = operation.get("rounding", "rn")
+    integral = _INTEGRAL.get(operation.get("integral"), np.positive)
+    ftz, sat, relu = ("ftz" in operation and source == "f32"), "sat" in operation, "relu" in operation
+
+    def convert(a: Array) -> Array:
+        if source in halves.HALF_TYPES:
+            a = halves.widen(a, source)
+        elif not is_float(source) and a.dtype.itemsize == 8:
+            return halves.narrow(*_split(a), base, mode)
+        value = integral(flush(a) if ftz else a).astype(np.float64)
+        if sat:
+            value = saturate(value)
+        if relu:
+            value = np.where(value < 0, 0.0, value)
+        return halves.narrow(value, None, base, mode)
+
+    if not target.endswith("x2"):
+        return convert
+    high = np.uint32(16)
+    return lambda a, b: (convert(a).astype(np.uint32) << high) | convert(b)
+
+
+def _from_half(operation: Operation) -> Compute:
+    """Widen, which is exact, then convert from single precision."""
+    target, source = operation.types
+    convert: Callable[[Array], Array]
+    if target == "f32":
+        convert = canonical if source == "f16" else np.positive
+    elif is_float(target):
+        convert = _float_to_float(operation)
+    else:
+        convert = _float_to_integer(operation)
+    if "sat" in operation and target == "f32":
+        return lambda a: saturate(convert(halves.widen(a, source)))
+    return lambda a: convert(halves.widen(a, source))

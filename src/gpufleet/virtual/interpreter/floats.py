@@ -13,7 +13,7 @@ import numpy as np
 
 from gpufleet.virtual.interpreter import exact, rounding
 from gpufleet.virtual.interpreter.binding import Compute
-from gpufleet.virtual.interpreter.values import Array
+from gpufleet.virtual.interpreter.values import UNSIGNED_OF_SIZE, Array
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 
@@ -71,12 +71,12 @@ def sqrt(operation: Operation) -> Compute:
 
 def minimum(operation: Operation) -> Compute:
     """Return the smaller of a and b (and c)."""
-    return _extremum(operation, np.fmin, np.minimum, np.bitwise_or)
+    return _extremum(operation, smaller)
 
 
 def maximum(operation: Operation) -> Compute:
     """Return the larger of a and b (and c)."""
-    return _extremum(operation, np.fmax, np.maximum, np.bitwise_and)
+    return _extremum(operation, larger)
 
 
 def absolute(operation: Operation) -> Compute:
@@ -217,32 +217,35 @@ def _flushed(operation: Operation, compute: Callable[[Array], Array]) -> Compute
     return compute
 
 
-def _extremum(
-    operation: Operation,
-    ignoring_nan: Callable[[Array, Array], Array],
-    passing_nan: Callable[[Array, Array], Array],
-    of_zeros: Callable[[Array, Array], Array],
-) -> Compute:
+def smaller(a: Array, b: Array, passes_nan: bool) -> Array:
+    """Return the smaller; of a NaN and a number the number, unless NaN is to pass."""
+    return _settle_zeros((np.minimum if passes_nan else np.fmin)(a, b), a, b, np.bitwise_or)
+
+
+def larger(a: Array, b: Array, passes_nan: bool) -> Array:
+    """Return the larger; of a NaN and a number the number, unless NaN is to pass."""
+    return _settle_zeros((np.maximum if passes_nan else np.fmax)(a, b), a, b, np.bitwise_and)
+
+
+def _settle_zeros(result: Array, a: Array, b: Array, of_zeros: Callable[[Array, Array], Array]) -> Array:
+    """-0 counts as smaller than +0; the CPU takes either."""
+    zeros = (a == 0) & (b == 0)
+    if not zeros.any():
+        return result
+    word = UNSIGNED_OF_SIZE[a.dtype.itemsize]
+    return np.where(zeros, of_zeros(a.view(word), b.view(word)).view(a.dtype), result)
+
+
+def _extremum(operation: Operation, choose: Callable[[Array, Array, bool], Array]) -> Compute:
     if "xorsign" in operation:
         raise unsupported(operation.text)
-    choose = passing_nan if "NaN" in operation else ignoring_nan
-    word = np.uint64 if operation.type == "f64" else np.uint32
-
-    def pair(a: Array, b: Array) -> Array:
-        result = choose(a, b)
-        # -0 counts as smaller than +0; the CPU takes either.
-        zeros = (a == 0) & (b == 0)
-        if zeros.any():
-            signed = of_zeros(a.view(word), b.view(word)).view(a.dtype)
-            result = np.where(zeros, signed, result)
-        return result
+    passes_nan = "NaN" in operation
 
     def compute(a: Array, b: Array, c: Array | None = None) -> Array:
-        return pair(a, b) if c is None else pair(pair(a, b), c)
+        result = choose(a, b, passes_nan)
+        return result if c is None else choose(result, c, passes_nan)
 
-    if operation.type == "f64":
-        return compute
-    return _dressed(operation, compute)
+    return compute if operation.type == "f64" else _dressed(operation, compute)
 
 
 def _through_double(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

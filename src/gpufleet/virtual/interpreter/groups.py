@@ -62,7 +62,7 @@ class Group:
         self.frame_base = 0
         """Where this function's local variables begin in the lanes' local memory."""
         self.turns = 0
-        """Backward branches taken while others waited."""
+        """Backward branches taken since the scheduler last chose."""
         self.origin: dict[int, tuple[Array, Array]] | None = None
         """In a smaller space: for each register the root's array it was taken from, and what was taken."""
         self._active: Array | None = None
@@ -80,6 +80,20 @@ class Group:
         """The batch's numbers of the lanes in the group, ascending."""
         lanes = self.space.lanes
         return lanes if self.mask is None else lanes.take(self.active, mode="wrap")
+
+    def picked(self, value: Array) -> Array:
+        """Turn one element per slot into one per lane of the group; uniform values stay."""
+        if self.mask is None or value.size == 1:
+            return value
+        return value.take(self.active, mode="wrap")
+
+    def spread(self, value: Array) -> Array:
+        """Turn one element per lane of the group into one per slot; uniform values stay."""
+        if self.mask is None or value.size == 1:
+            return value
+        whole = np.zeros(self.space.size, value.dtype)
+        whole[self.active] = value
+        return whole
 
     @property
     def key(self) -> Path:

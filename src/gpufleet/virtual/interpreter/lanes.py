@@ -34,6 +34,7 @@ class Geometry:
         self.warps = -(-self.threads // WARP)
         """Warps of a block; the last may have fewer than 32 lanes."""
         self.whole_warps = self.threads % WARP == 0
+        self._progressions: dict[int, Array] = {}
         self.shuffles: dict[tuple[str, int, int], tuple[Array, Array]] = {}
         """Sources of shuffles whose operands are the same for all lanes, by those (see warp.py)."""
 
@@ -41,6 +42,15 @@ class Geometry:
     def order(self) -> Array:
         """The lanes' numbers."""
         return np.arange(self.lanes)
+
+    def progression(self, step: int) -> Array:
+        """Return 0, step, 2 * step, ... for all lanes, as u64; remembered, do not write to it."""
+        found = self._progressions.get(step)
+        if found is None:
+            if len(self._progressions) >= 16:
+                self._progressions.clear()
+            found = self._progressions[step] = np.arange(self.lanes, dtype=np.uint64) * np.uint64(step)
+        return found
 
     @cached_property
     def thread(self) -> Array:

@@ -31,7 +31,7 @@ _MASK = (1 << 64) - 1
 
 
 class Place:
-    """Elements of a typed view: `view[start + k]` for k in `indices`, or the one at `start`."""
+    """Elements of a typed view: `view[start + k]` for k in `indices`, or those from `start` on."""
 
     __slots__ = ("contiguous", "indices", "start", "view")
 
@@ -39,29 +39,26 @@ class Place:
         self.view = view
         self.start = start
         self.indices = indices
-        """None: all lanes access the same element."""
+        """None: 0, 1, 2, ... up to `contiguous`, or if that is 0, the same element for all lanes."""
         self.contiguous = contiguous
-        """Not 0: the indices are 0, 1, 2, ... up to this."""
 
     def load(self, element: int = 0) -> Array:
         """Read element number `element` of each lane's vector."""
         start = self.start + element
         if self.indices is None:
-            return self.view[start : start + 1].copy()
-        if self.contiguous:
-            return self.view[start : start + self.contiguous].copy()
+            return self.view[start : start + (self.contiguous or 1)].copy()
         # The indices are known to be inside: "wrap" spares the check, 26 us instead of 50 for 32 Ki.
         return self.view[start:].take(self.indices, mode="wrap")
 
     def store(self, value: Array, element: int = 0) -> None:
         """Write one element per lane; of several lanes at one place the last wins."""
         start = self.start + element
-        if self.indices is None:
-            self.view[start] = value[-1]
+        if self.indices is not None:
+            self.view[start:][self.indices] = value
         elif self.contiguous:
             self.view[start : start + self.contiguous] = value
         else:
-            self.view[start:][self.indices] = value
+            self.view[start] = value[-1]
 
     def parts(self) -> list[tuple[Array | slice, Place]]:
         """Return the pieces that lie in one region each, with the lanes they belong to."""
@@ -69,9 +66,9 @@ class Place:
 
     def flat(self, count: int) -> Array:
         """Return the indices into `view` itself, one per lane."""
-        if self.indices is None:
-            return np.full(count, self.start)
-        return self.indices + self.start
+        if self.indices is not None:
+            return self.indices + self.start
+        return np.arange(self.start, self.start + count) if self.contiguous else np.full(count, self.start)
 
 
 class MixedPlace:
@@ -165,8 +162,8 @@ class Access:
                 raise self._outside(group, exact, "global")
         start = (low - memory.base) >> self.shift
         view = memory.view(self.dtype)
-        if self.size == self.dtype.itemsize and info.is_contiguous(self.shift, group.batch.geometry.order):
-            return Place(view, start, info.relative(self.shift), len(info.addresses))
+        if info.stride == self.dtype.itemsize:
+            return Place(view, start, None, len(info.addresses))
         return Place(view, start, info.relative(self.shift))
 
     def _one(self, group: Group, address: int) -> Place:

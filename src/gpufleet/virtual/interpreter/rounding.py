@@ -9,13 +9,14 @@ those are few, and go through Python's integers (exact.py).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gpufleet.virtual.interpreter import exact
 from gpufleet.virtual.interpreter.values import Array
 
 _FLOAT_MIN = np.float32(2.0**-126)
-_FLOAT_MAX = np.finfo(np.float32).max
 _TIE = np.uint64(1 << 28)
 _BELOW_FLOAT = np.uint64((1 << 29) - 1)
 _SPLITTER = np.float64(2**27 + 1)
@@ -46,7 +47,7 @@ def add_f32(a: Array, b: Array, mode: str) -> Array:
 def mul_f32(a: Array, b: Array, mode: str) -> Array:
     """Return a * b of float32, rounded in a direction."""
     product = a.astype(np.float64) * b.astype(np.float64)
-    return directed_f32(product, np.zeros(1), mode)
+    return rounded(product, np.zeros(1), mode, np.float32)
 
 
 def div_f32(a: Array, b: Array, mode: str) -> Array:
@@ -68,15 +69,15 @@ def sqrt_f32(a: Array, mode: str) -> Array:
     return moved(root, side, mode)
 
 
-def directed_f32(value: Array, error: Array, mode: str) -> Array:
-    """Round value + error to float32; the error is at most half a unit of the value."""
-    result = value.astype(np.float32)
+def rounded(value: Array, error: Array, mode: str, dtype: type[np.floating[Any]]) -> Array:
+    """Round value + error (doubles, the error at most half a unit of the value) to a smaller type."""
+    nearest = to_odd(value, error).astype(dtype)
     if mode == "rn":
-        return _settle_ties(result, value, error)
-    back = result.astype(np.float64)
+        return nearest
+    back = nearest.astype(np.float64)
     side = np.where(value == back, np.sign(error), np.sign(value - back))
-    side = np.where(np.isinf(result) & np.isfinite(value), -np.sign(value), side)
-    return moved(result, np.nan_to_num(side), mode)
+    side = np.where(np.isinf(nearest) & np.isfinite(value), -np.sign(value), side)
+    return moved(nearest, np.nan_to_num(side), mode)
 
 
 def fma_f64(a: Array, b: Array, c: Array) -> Array:
@@ -85,7 +86,7 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     high, low = _two_product(a, b)
     total, rest = two_sum(c, low)
     head, tail = two_sum(high, total)
-    result = head + _sum_rounded_to_odd(rest, tail)
+    result = head + to_odd(*two_sum(rest, tail))
     plain = high + c
     # An exact zero keeps the sign of the plain sum; the pieces may have lost it.
     result = np.where(result == 0, plain, result)
@@ -94,6 +95,27 @@ def fma_f64(a: Array, b: Array, c: Array) -> Array:
     if unsafe.any():
         result[unsafe] = _extreme_fma(a[unsafe], b[unsafe], c[unsafe])
     return result
+
+
+def to_odd(value: Array, error: Array) -> Array:
+    """Return value + error such that a second rounding cannot go wrong: inexact sums get an odd last bit."""
+    bits = value.view(np.int64)
+    wrong = (error != 0) & (bits & 1 == 0) & np.isfinite(value)
+    step = np.where((error > 0) == (value > 0), 1, -1)
+    return np.where(wrong, bits + step, bits).view(np.float64)
+
+
+def moved(nearest: Array, side: Array, mode: str) -> Array:
+    """Move results by one unit where the exact value lies on the given side (+1 above, -1 below) of them."""
+    down, up = nearest.dtype.type(-np.inf), nearest.dtype.type(np.inf)
+    if mode == "rn":
+        return nearest
+    if mode == "rm":
+        return np.where(side < 0, np.nextafter(nearest, down), nearest)
+    if mode == "rp":
+        return np.where(side > 0, np.nextafter(nearest, up), nearest)
+    inward = (np.signbit(nearest) & (side > 0)) | (~np.signbit(nearest) & (side < 0))
+    return np.where(inward, np.nextafter(nearest, nearest.dtype.type(0)), nearest)
 
 
 def _extreme_fma(a: Array, b: Array, c: Array) -> Array:
@@ -125,15 +147,6 @@ def _split(value: Array) -> tuple[Array, Array]:
     return high, value - high
 
 
-def _sum_rounded_to_odd(a: Array, b: Array) -> Array:
-    """Return a + b such that a second rounding cannot go wrong: an inexact sum gets an odd last bit."""
-    total, error = two_sum(a, b)
-    bits = total.view(np.int64)
-    wrong = (error != 0) & (bits & 1 == 0)
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    return np.where(wrong, bits + step, bits).view(np.float64)
-
-
 def _nearest_f32_of_sum(a: Array, b: Array) -> Array:
     """Round a sum of two doubles to float32; rounding to a double first is wrong only at ties of float32.
 
@@ -147,47 +160,17 @@ def _nearest_f32_of_sum(a: Array, b: Array) -> Array:
         candidates |= (np.abs(total) < _FLOAT_MIN) & (total != 0)
     if candidates.any():
         at = np.flatnonzero(candidates)
-        a, b = (np.broadcast_to(x, total.shape)[at] for x in (a, b))
-        value, error = two_sum(a, b)
-        result[at] = _settle_ties(result[at], value, error)
+        value, error = two_sum(*(x if x.size == 1 else x[at] for x in (a, b)))
+        if error.any():
+            result[at] = to_odd(value, error).astype(np.float32)
     return result
-
-
-def _settle_ties(result: Array, value: Array, error: Array) -> Array:
-    """Correct results that lie on the wrong side of a tie, given the error that decides it."""
-    beyond = value - result.astype(np.float64)
-    neighbour = np.nextafter(result, np.where(beyond > 0, np.float32(np.inf), np.float32(-np.inf)))
-    tie = (beyond != 0) & (neighbour.astype(np.float64) - value == beyond)
-    towards_neighbour = tie & (error != 0) & ((error > 0) == (beyond > 0))
-    result = np.where(towards_neighbour, neighbour, result)
-    # The tie between the largest float32 and the power of two after it, which is infinite.
-    overflow_tie = (
-        np.isinf(result)
-        & (np.abs(value) == 2.0**128 - 2.0**103)
-        & (error != 0)
-        & ((error > 0) != (value > 0))
-    )
-    return np.where(overflow_tie, np.copysign(_FLOAT_MAX, result), result)
 
 
 def _directed_f32_of_sum(a: Array, b: Array, mode: str) -> Array:
     value, error = two_sum(a, b)
-    result = directed_f32(value, error, mode)
+    result = rounded(value, error, mode, np.float32)
     if mode == "rm":
         # An exact zero out of different signs is negative when rounding down (IEEE 754, 6.3).
         zero = (value == 0) & (error == 0) & (np.signbit(a) | np.signbit(b))
         result = np.where(zero, np.float32(-0.0), result)
     return result
-
-
-def moved(nearest: Array, side: Array, mode: str) -> Array:
-    """Move results by one unit where the exact value lies on the given side (+1 above, -1 below) of them."""
-    down, up = nearest.dtype.type(-np.inf), nearest.dtype.type(np.inf)
-    if mode == "rn":
-        return nearest
-    if mode == "rm":
-        return np.where(side < 0, np.nextafter(nearest, down), nearest)
-    if mode == "rp":
-        return np.where(side > 0, np.nextafter(nearest, up), nearest)
-    inward = (np.signbit(nearest) & (side > 0)) | (~np.signbit(nearest) & (side < 0))
-    return np.where(inward, np.nextafter(nearest, nearest.dtype.type(0)), nearest)

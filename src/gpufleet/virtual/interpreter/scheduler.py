@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpufleet.virtual.interpreter.batch import Batch
 
 _PATIENCE = 4096
-_PATIENCE_POLLING = 32
+_PATIENCE_POLLING = 8
 """Backward branches before others get a turn; a loop that reads what others may change is asked sooner."""
 _TURN = 1024
 """Blocks that a favoured group may execute before the lowest runs again."""
@@ -65,6 +65,8 @@ class Scheduler:
                 group = self._next()
             elif self._order:
                 group = self._arbitrate(group)
+            elif group.turns >= _PATIENCE_POLLING:
+                group = self._reconsider(group)
 
     def add(self, group: Group) -> None:
         """Put a group in line."""
@@ -86,15 +88,16 @@ class Scheduler:
     def looped(self, group: Group) -> None:
         """Note a backward branch."""
         group.turns += 1
-        if group.block.polls and group.turns % _YIELD_EVERY == 0:
+        if group.turns % _YIELD_EVERY == 0 and group.block.polls:
             time.sleep(0)
 
     # ------------------------------------------------------------------------------------ choice
 
     def _next(self) -> Group | None:
         if not self._order:
-            self._release()
+            self._wake()
             if not self._order:
+                self._refuse_deadlock()
                 return None
         return self._take(heapq.heappop(self._order))
 
@@ -126,9 +129,15 @@ class Scheduler:
         self.add(group)
         return self._take(heapq.heappop(self._order))
 
+    def _reconsider(self, group: Group) -> Group:
+        """A group alone in line has looped for long: what it waits for may be set behind an open barrier."""
+        group.turns = 0
+        self._wake()
+        return self._arbitrate(group) if self._order else group
+
     def _favour_another(self, group: Group) -> Group:
         """Let a group further on have a turn, each in its turn."""
-        self.barriers.release(self)
+        self._wake()
         group.turns = 0
         later = [key for key in self._order if key > self._last_favoured]
         key = min(later) if later else min(self._order)
@@ -156,26 +165,23 @@ class Scheduler:
             self._waiting.setdefault(early.key, []).append(early)
         return ready
 
-    def _release(self) -> None:
-        """With nothing left to run: open barriers, look again at warps whose lanes have ended, or give up."""
+    def _wake(self) -> None:
+        """Open complete barriers, and look again at warps, whose missing lanes may have ended."""
         self.barriers.release(self)
-        if self._order:
-            return
-        for groups in list(self._waiting.values()):
-            for group in groups:
-                assert group.block.meeting is not None
+        for key, groups in list(self._waiting.items()):
             merged = gather(groups)
             meeting = merged.block.meeting
             assert meeting is not None
             incomplete = meeting(merged)
-            del self._waiting[merged.key]
             if incomplete is None or not incomplete[merged.active].all():
+                del self._waiting[key]
                 self.add(merged)
             else:
-                self._waiting[merged.key] = [merged]
-        if self._order:
-            return
+                self._waiting[key] = [merged]
+
+    def _refuse_deadlock(self) -> None:
+        """Nothing can run: raise if somebody waits."""
         self.barriers.refuse_deadlock()
         for groups in self._waiting.values():
-            group = groups[0]
-            raise deadlock(group, group.block.first, "lanes of the warp named in the mask never arrive")
+            why = "lanes of the warp that the mask names never arrive"
+            raise deadlock(groups[0], groups[0].block.first, why)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpufleet.virtual.interpreter.accesses import picked, spread
 from gpufleet.virtual.interpreter.code import Operation
 from gpufleet.virtual.interpreter.lanes import WARP
 from gpufleet.virtual.interpreter.slots import Source
@@ -35,7 +34,7 @@ class Warps:
         self.count = geometry.blocks * geometry.warps
         self._places = None
         if not self._aligned:
-            self._places = picked(group, group.space.pick("warp_slot", geometry.warp_slot))
+            self._places = group.picked(group.space.pick("warp_slot", geometry.warp_slot))
 
     def rows(self, value: Array) -> Array:
         """Lay a value out; places of absent lanes are zero."""
@@ -43,7 +42,7 @@ class Warps:
             dense = value if value.size > 1 else np.repeat(value, WARP * self.count)
         else:
             dense = np.zeros(WARP * self.count, value.dtype)
-            dense[self._places] = picked(self._group, value)
+            dense[self._places] = self._group.picked(value)
         return dense.reshape(self.count, WARP)
 
     def present(self) -> Array:
@@ -55,7 +54,7 @@ class Warps:
         dense = rows.reshape(-1)
         if self._places is None:
             return dense
-        return spread(self._group, dense.take(self._places, mode="wrap"))
+        return self._group.spread(dense.take(self._places, mode="wrap"))
 
     def row_to_lanes(self, per_warp: Array) -> Array:
         """Turn one value per warp into one element per slot."""
@@ -245,7 +244,7 @@ def redux(kind: str, value: Source, mask: Source, destination: Source) -> Operat
         present = warps.present()
         masks = read(mask, group)
         result = np.zeros(1, rows.dtype)
-        for one in np.unique(picked(group, masks)):
+        for one in np.unique(group.picked(masks)):
             taking_part = present & ((one & _BITS) != 0)
             values = np.where(taking_part, rows, _identity(kind, rows.dtype))
             reduced = warps.row_to_lanes(function.reduce(values, axis=1).astype(rows.dtype))

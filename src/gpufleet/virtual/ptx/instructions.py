@@ -349,21 +349,21 @@ _SYNCHRONIZATION = (
         "d = memory at a; memory at a = op(memory at a, b), at once",
         Form(
             "b32 b64 u32 u64 s32 s64 f32 f64",
-            "d [a] b",
+            "d* [a] b*",
             f"{_MEMORY} atomic=add|min|max|and|or|xor|exch|inc|dec noftz?",
         ),
         Form("b16 b32 b64", "d [a] b c", f"{_MEMORY} atomic=cas"),
-        Form(_HALVES, "d [a] b", f"{_MEMORY} atomic=add noftz"),
+        Form(_HALVES, "d* [a] b*", f"{_MEMORY} atomic=add noftz"),
     ),
     _spec(
         "red",
         "memory at a = op(memory at a, b), at once",
         Form(
             "b32 b64 u32 u64 s32 s64 f32 f64",
-            "[a] b",
+            "[a] b*",
             f"{_MEMORY} atomic=add|min|max|and|or|xor|inc|dec noftz?",
         ),
-        Form(_HALVES, "[a] b", f"{_MEMORY} atomic=add noftz"),
+        Form(_HALVES, "[a] b*", f"{_MEMORY} atomic=add noftz"),
     ),
     _spec(
         "vote",
