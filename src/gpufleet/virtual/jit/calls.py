@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpufleet.virtual.jit.abi import FAULT_STACK, FAULT_WILD_CALL
+from gpufleet.virtual.jit.abi import FAULT_ASSERT, FAULT_STACK, FAULT_WILD_CALL
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant, number, vector, width
@@ -351,6 +351,8 @@ def _assertion(low: Lowering, instruction: Instruction, call: CallTarget) -> Non
         *(("ptr", "%worker"), ("ptr", "%job"), ("i32", str(site)), ("i32", lane)),
         *(("i64", word) for word in words),
     )
+    _fault(low, instruction, FAULT_ASSERT, "0", lane)
+    c.label(c.name("never"))
 
 
 BUILTINS: dict[str, Callable[[Lowering, Instruction, CallTarget], None]] = {

@@ -66,15 +66,18 @@ def _integer_to_float(c: Code, op: Operation, n: int, a: str) -> str:
 
 
 def _step_integer(c: Code, op: Operation, n: int, a: str, near: str, rounding: str) -> str:
-    """Correct a rounded integer by its exact error, taken in 128-bit integers."""
+    """Correct a rounded integer by its exact error."""
     target, source = op.types
-    element = scalar_type(target)
-    wide, t = vector("i128", n), vector(element, n)
-    extend = "sext" if is_signed(source) else "zext"
-    exact = c.let(f"{extend} {vector(scalar_type(source), n)} {a} to {wide}")
-    back = c.let(f"fptosi {t} {near} to {wide}")
-    error = c.let(f"trunc {wide} {c.let(f'sub {wide} {exact}, {back}')} to {vector('i64', n)}")
-    return step(c, element, n, near, c.let(f"sitofp {vector('i64', n)} {error} to {vector('double', n)}"), rounding)
+    element, signed = scalar_type(target), is_signed(source)
+    wide, t, d = vector("i64", n), vector(element, n), vector("double", n)
+    exact = c.resize(a, scalar_type(source), "i64", n, signed)
+    back = c.intrinsic("fptosi.sat" if signed else "fptoui.sat", wide, (t, near))
+    error = c.let(f"sitofp {wide} {c.let(f'sub {wide} {exact}, {back}')} to {d}")
+    # Rounded up to 2^63 or 2^64, which no integer of the type equals.
+    over = c.let(f"fcmp oge {t} {near}, {float_constant(element, 2.0**63 if signed else 2.0**64, n)}")
+    minus = float_constant("double", -1.0, n)
+    error = c.let(f"select {vector('i1', n)} {over}, {d} {minus}, {d} {error}")
+    return step(c, element, n, near, error, rounding)
 
 
 def _to_nearest_odd(c: Code, n: int, a: str, signed: bool) -> str:

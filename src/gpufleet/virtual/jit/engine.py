@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpufleet.virtual.engine import Launch
-from gpufleet.virtual.jit import faults
+from gpufleet.virtual.engine import Executable, Launch
+from gpufleet.virtual.jit import cache, callbacks, faults
 from gpufleet.virtual.jit.abi import SLACK, Job
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
 from gpufleet.virtual.jit.llvm import compiler
@@ -72,11 +72,8 @@ class JitExecutable:
         self._module = module
         self._kernel = module.kernels[kernel]
         self._symbols = symbols
-        self._functions = reachable(module, self._kernel)
-        self._whole_warps = any(_needs_whole_warps(f) for f in self._functions if f.build is not None)
-        self._widest = widest_vector(self._kernel, compiler().target.vector_bytes)
         self._variants: dict[BlockShape, _Variant] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def prepare(self, block: tuple[int, int, int]) -> None:
         """Compile the code that blocks of this shape need, if that has not happened yet."""
@@ -84,40 +81,34 @@ class JitExecutable:
 
     def run(self, launch: Launch) -> None:
         """Execute the whole grid, or raise `KernelFault`."""
-        variant = self._variant(launch.block)
-        generated = variant.generated
-        threads = launch.block[0] * launch.block[1] * launch.block[2]
-        total = launch.grid[0] * launch.grid[1] * launch.grid[2]
-        if not threads or not total:
+        if launch.cooperative or launch.memory.view(np.uint8).nbytes >= _ALL_ADDRESSES:
+            self._interpreted.run(launch)
             return
+        variant = self._variant(launch.block)
         job = Job()
-        ids, stride = _thread_ids(launch.block)
-        parameters = c.create_string_buffer(launch.parameters, len(launch.parameters) + SLACK)
-        job.memory = launch.memory.base
-        job.memory_bytes = launch.memory.view(np.uint8).nbytes
-        job.parameters = c.addressof(parameters)
-        job.parameter_bytes = len(launch.parameters)
-        job.symbols = c.addressof(variant.symbols)
-        job.thread_ids = ids.ctypes.data
-        job.thread_id_stride = stride
-        job.entry = variant.entry
-        job.grid[:] = launch.grid
-        job.block[:] = launch.block
-        job.threads = threads
-        job.warps = -(-threads // generated.lanes)
-        job.warps32 = -(-threads // WARP)
-        job.dynamic_shared = launch.dynamic_shared
-        job.multiprocessors = launch.multiprocessors
-        job.clock_rate = launch.clock_rate
-        job.grid_id = next(_grid_ids)
-        job.total = total
-        _lay_out_arena(job, generated, launch.dynamic_shared)
-        runtime().run(job, not generated.loops, launch.cancelled.is_set)
+        keep = _describe(job, launch, variant)
+        if not job.total:
+            return
+        with callbacks.announced(job, launch):
+            runtime().run(job, not variant.generated.loops, launch.cancelled.is_set)
+        del keep
         if job.faulted:
-            raise faults.describe(job, launch, self._kernel.name, generated)
+            raise faults.describe(job, launch, self._kernel.name, variant.generated)
+
+    @cached_property
+    def _interpreted(self) -> Executable:
+        """The interpreter's form of this kernel, for what compiled code does not do: cooperative grids,
+        whose blocks wait for each other, and host memory registered with the driver, which lies outside
+        the region that compiled code checks its accesses against."""
+        from gpufleet.virtual.interpreter import InterpreterEngine
+
+        return InterpreterEngine().load(self._module, self._kernel.name, self._symbols)
+
+    # ---- compiling
 
     def _variant(self, block: tuple[int, int, int]) -> _Variant:
-        shape = block_shape(block, self._widest, self._whole_warps)
+        widest, whole_warps = self._plan
+        shape = block_shape(block, widest, whole_warps)
         variant = self._variants.get(shape)
         if variant is None:
             with self._lock:
@@ -126,12 +117,40 @@ class JitExecutable:
                     variant = self._variants[shape] = self._build(shape)
         return variant
 
+    @cached_property
+    def _plan(self) -> tuple[int, bool]:
+        """The widest vector, and whether lanes of a warp must run in step."""
+        target = compiler().target
+        name = cache.key("plan", self._module.digest, self._kernel.name, target.vector_bytes)
+        found = cache.load(name) if self._module.digest else None
+        if found is not None:
+            return found[0]["widest"], found[0]["whole_warps"]
+        widest = widest_vector(self._kernel, target.vector_bytes)
+        whole_warps = any(_needs_whole_warps(f) for f in self._functions if f.build is not None)
+        if self._module.digest:
+            cache.store(name, {"widest": widest, "whole_warps": whole_warps}, b"")
+        return widest, whole_warps
+
     def _build(self, shape: BlockShape) -> _Variant:
-        generated = self.generate(shape)
-        image = compiler().compile(generated.source)
-        code = compiler().link(image, [ENTRY], runtime().imports)
+        target = compiler().target
+        name = cache.key(
+            "code", self._module.digest, self._kernel.name, shape, target.cpu, target.features, target.triple
+        )
+        found = cache.load(name) if self._module.digest else None
+        if found is not None:
+            generated, image = Generated(source="", **found[0]), found[1]
+        else:
+            generated = self.generate(shape)
+            image = compiler().compile(generated.source)
+            if self._module.digest:
+                cache.store(name, {k: v for k, v in asdict(generated).items() if k != "source"}, image)
+        code = compiler().link(image, [ENTRY], {**runtime().imports, **callbacks.imports()})
         addresses = [self._symbols[name] for name in generated.symbols]
         return _Variant(generated, code[ENTRY], code, (c.c_uint64 * max(len(addresses), 1))(*addresses))
+
+    @cached_property
+    def _functions(self) -> list[Function]:
+        return reachable(self._module, self._kernel)
 
     def generate(self, shape: BlockShape) -> Generated:
         """Generate LLVM IR for a class of block shapes."""
@@ -150,6 +169,38 @@ class JitExecutable:
             functions=self._functions,
         )
         return generate(program)
+
+
+_ALL_ADDRESSES = 1 << 46
+"""A region of this size is not one: it stands for all addresses of the process."""
+
+
+def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
+    """Fill in a job; returns what must be kept alive while it runs."""
+    generated = variant.generated
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    ids, stride = _thread_ids(launch.block)
+    parameters = c.create_string_buffer(launch.parameters, len(launch.parameters) + SLACK)
+    job.memory = launch.memory.base
+    job.memory_bytes = launch.memory.view(np.uint8).nbytes
+    job.parameters = c.addressof(parameters)
+    job.parameter_bytes = len(launch.parameters)
+    job.symbols = c.addressof(variant.symbols)
+    job.thread_ids = ids.ctypes.data
+    job.thread_id_stride = stride
+    job.entry = variant.entry
+    job.grid[:] = launch.grid
+    job.block[:] = launch.block
+    job.threads = threads
+    job.warps = -(-threads // generated.lanes)
+    job.warps32 = -(-threads // WARP)
+    job.dynamic_shared = launch.dynamic_shared
+    job.multiprocessors = launch.multiprocessors
+    job.clock_rate = launch.clock_rate
+    job.grid_id = next(_grid_ids)
+    job.total = launch.grid[0] * launch.grid[1] * launch.grid[2] if threads else 0
+    _lay_out_arena(job, generated, launch.dynamic_shared)
+    return parameters, ids
 
 
 def block_shape(block: tuple[int, int, int], widest: int, whole_warps: bool) -> BlockShape:

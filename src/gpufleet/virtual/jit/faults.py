@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from gpufleet.virtual.engine import KernelFault, Launch
-from gpufleet.virtual.jit import abi
+from gpufleet.virtual.jit import abi, callbacks
 from gpufleet.virtual.jit.abi import Job
 from gpufleet.virtual.jit.kernel import Generated
 
@@ -18,6 +18,8 @@ def describe(job: Job, launch: Launch, kernel: str, generated: Generated) -> Ker
     lane = job.fault_lane
     if kind == abi.FAULT_RANGE:
         code, what, site, lane = _access(job, launch, site, generated.lanes)
+    elif kind == abi.FAULT_ASSERT:
+        code, what = "ASSERT", callbacks.assertion_message(job)
     elif kind < abi.FAULT_RANGE:
         code, what = _signal(job, launch)
     else:
@@ -40,7 +42,6 @@ _TEXTS = {
     ),
     abi.FAULT_WILD_CALL: ("LAUNCH_FAILED", "call of {address:#x}, which is no function"),
     abi.FAULT_STACK: ("LAUNCH_FAILED", "stack overflow: the recursion is too deep"),
-    abi.FAULT_ASSERT: ("ASSERT", "assertion failed"),
     abi.FAULT_MEMORY: ("OUT_OF_MEMORY", "no memory for the launch's shared and local memory"),
 }
 

@@ -87,10 +87,10 @@ def _clock(low: Lowering, kind: str, shift: int, type: str) -> tuple[str, str]:
     c = low.code
     now = c.function("gf_clock", "i64", ("i32", "1" if kind == "rate" else "0"))
     if kind == "rate":
-        wide = c.let(f"zext i64 {now} to i128")
-        rate = c.let(f"zext i64 {low.unit.job('clock_rate', 'i64')} to i128")
-        ticks = c.let(f"udiv i128 {c.let(f'mul i128 {wide}, {rate}')}, 1000000")
-        now = c.let(f"trunc i128 {ticks} to i64")
+        rate = low.unit.job("clock_rate", "i64")
+        whole = c.let(f"mul i64 {c.let(f'udiv i64 {now}, 1000000')}, {rate}")
+        rest = c.let(f"mul i64 {c.let(f'urem i64 {now}, 1000000')}, {rate}")
+        now = c.let(f"add i64 {whole}, {c.let(f'udiv i64 {rest}, 1000000')}")
     if shift:
         now = c.let(f"lshr i64 {now}, {shift}")
     return (c.let(f"trunc i64 {now} to i32"), "i32") if type == "i32" else (now, "i64")
