@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from test_corpus_control import *  # noqa: F403
 
-
 del test_a_barrier_inside_a_function  # noqa: F821 - neighbouring warps race in it; see below
 
 

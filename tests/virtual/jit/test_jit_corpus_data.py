@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from test_corpus_data import *  # noqa: F403
 
-
 del test_structs  # noqa: F821 - its lanes race with those of the next warp; see below
 
 

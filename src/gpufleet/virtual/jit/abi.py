@@ -25,6 +25,7 @@ FAULT_WILD_CALL = 106
 FAULT_STACK = 107
 FAULT_ASSERT = 108
 FAULT_MEMORY = 109
+FAULT_WILD_BRANCH = 110
 
 
 class Job(c.Structure):
@@ -68,6 +69,7 @@ class Job(c.Structure):
         ("fault_address", c.c_uint64),
         ("fault_block", c.c_int64),
         ("fault_code", c.c_uint64),
+        ("stack_low", c.c_uint64),
         ("token", c.c_uint64),
     ]
 

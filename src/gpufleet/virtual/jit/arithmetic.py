@@ -356,7 +356,9 @@ def _prmt(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         byte = c.let(f"trunc {wide} {c.let(f'lshr {wide} {both}, {shift}')} to {vector('i8', n)}")
         if signed is not None:
             sign = c.let(f"ashr {vector('i8', n)} {byte}, {constant('i8', 7, n)}")
-            byte = c.let(f"select {vector('i1', n)} {signed}, {vector('i8', n)} {sign}, {vector('i8', n)} {byte}")
+            byte = c.let(
+                f"select {vector('i1', n)} {signed}, {vector('i8', n)} {sign}, {vector('i8', n)} {byte}"
+            )
         piece = c.let(f"zext {vector('i8', n)} {byte} to {t}")
         moved = c.let(f"shl {t} {piece}, {constant('i32', 8 * place, n)}")
         result = c.let(f"or {t} {result}, {moved}")
@@ -459,7 +461,11 @@ def _slct(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
 INTEGER_COMPARISONS = {"eq": "eq", "ne": "ne", "lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
 FLOAT_COMPARISONS = {
     **{name: f"o{name}" for name in ("eq", "lt", "le", "gt", "ge")},
-    **{"ne": "one", "equ": "ueq", "neu": "une", "num": "ord", "nan": "uno"},
+    "ne": "one",
+    "equ": "ueq",
+    "neu": "une",
+    "num": "ord",
+    "nan": "uno",
     **{f"{name}u": f"u{name}" for name in ("lt", "le", "gt", "ge")},
 }
 

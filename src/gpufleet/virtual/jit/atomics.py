@@ -72,12 +72,11 @@ def _real(low: Lowering, op: Operation, element: str, pointer: str, values: Sequ
     if which == "cas":
         failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
         pair = c.let(
-            f"cmpxchg ptr {pointer}, {element} {values[0]}, {element} {values[1]} {order} {failure}, align {size}"
+            f"cmpxchg ptr {pointer}, {element} {values[0]}, {element} {values[1]} "
+            f"{order} {failure}, align {size}"
         )
         return c.let(f"extractvalue {{{element}, i1}} {pair}, 0")
-    return c.let(
-        f"atomicrmw {_operator(op)} ptr {pointer}, {element} {values[0]} {order}, align {size}"
-    )
+    return c.let(f"atomicrmw {_operator(op)} ptr {pointer}, {element} {values[0]} {order}, align {size}")
 
 
 def _operator(op: Operation) -> str:
@@ -106,7 +105,9 @@ def _combine(low: Lowering, op: Operation, element: str, old: str, values: Seque
         same = c.let(f"icmp eq {element} {old}, {values[0]}")
         return c.let(f"select i1 {same}, {element} {values[1]}, {element} {old}")
     if which in ("min", "max"):
-        return c.intrinsic(f"{'s' if is_signed(op.type) else 'u'}{which}", element, (element, old), (element, value))
+        return c.intrinsic(
+            f"{'s' if is_signed(op.type) else 'u'}{which}", element, (element, old), (element, value)
+        )
     if which == "inc":
         over = c.let(f"icmp uge {element} {old}, {value}")
         return c.let(f"select i1 {over}, {element} 0, {element} {c.let(f'add {element} {old}, 1')}")
@@ -120,4 +121,3 @@ def _combine(low: Lowering, op: Operation, element: str, old: str, values: Seque
 
 EFFECTS: dict[str, Callable[[Lowering, Instruction], None]] = {"atom": _atomic, "red": _atomic}
 """Atomic operations, by opcode."""
-

@@ -138,7 +138,7 @@ def note_arrival(low: Diverged, instruction: Instruction, predicate: str) -> Non
     with c.cold(bad):
         from gpufleet.virtual.jit.diverged import fault
 
-        fault(low, FAULT_MIXED_BARRIERS, low.unit.program.site(instruction), "0")
+        fault(low, FAULT_MIXED_BARRIERS, low.unit.site(instruction), "0")
     c.label(good)
     c.do(f"store i32 {identity}, ptr {slot}")
     _accumulate(low, instruction, identity, predicate)
@@ -208,7 +208,7 @@ def _operands(instruction: Instruction) -> dict[str, Operand]:
     shapes = instruction.operation.shapes or ()
     present = list(instruction.operands)
     names = [s.name for s in shapes if not s.optional or len(present) == len(shapes)]
-    return dict(zip(names, present))
+    return dict(zip(names, present, strict=False))
 
 
 def _first_lane(low: Lowering, operand: Operand) -> str:
@@ -246,7 +246,7 @@ def _arrive(low: Lowering, instruction: Instruction, identity: str, waits: bool 
     if waits:
         _set(low, FRAME_BARRIER, identity)
         _set(low, FRAME_LAST, identity)
-        _set(low, FRAME_SITE, str(low.unit.program.site(instruction)))
+        _set(low, FRAME_SITE, str(low.unit.site(instruction)))
 
 
 def _accumulate(low: Lowering, instruction: Instruction, identity: str, predicate: str | None) -> None:
@@ -329,7 +329,9 @@ def is_saved_at_once(low: Lowering, register: int) -> bool:
     unit = low.unit
     if register not in unit.frame.scalars and register not in unit.frame.vectors:
         return False
-    return unit.facts.only(register) is not None and not unit.graph.nodes[unit.facts.node_of[register]].in_loop
+    return (
+        unit.facts.only(register) is not None and not unit.graph.nodes[unit.facts.node_of[register]].in_loop
+    )
 
 
 def save_at_once(low: Converged, register: int) -> None:

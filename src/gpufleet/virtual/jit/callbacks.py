@@ -64,7 +64,7 @@ def _print(worker: int, job: int, template: int, arguments: int) -> int:
     try:
         memory = _Memory(worker, job)
         text, count = format_text(
-            memory.string(template), memory.bytes(arguments, 32 * 8), lambda a: memory.string(a)
+            memory.string(template), memory.read(arguments, 32 * 8), lambda a: memory.string(a)
         )
         with _lock:
             memory.launch.output(text)
@@ -73,7 +73,9 @@ def _print(worker: int, job: int, template: int, arguments: int) -> int:
     return count
 
 
-def _assertion(worker: int, job: int, site: int, lane: int, message: int, file: int, line: int, function: int) -> None:
+def _assertion(
+    worker: int, job: int, site: int, lane: int, message: int, file: int, line: int, function: int
+) -> None:
     """Record the failure and stop the launch at the next back edge; the first one wins."""
     memory = _Memory(worker, job)
     words = [memory.string(a).decode(errors="replace") for a in (message, file, function)]
@@ -86,7 +88,9 @@ def _assertion(worker: int, job: int, site: int, lane: int, message: int, file: 
         memory.job.fault_lane = lane
         memory.job.fault_warp = memory.worker.warp
         memory.job.fault_block = memory.worker.block
-        _messages[memory.job.token] = f"{words[1]}:{line & 0xFFFFFFFF}: {words[2]}: assertion `{words[0]}` failed"
+        _messages[memory.job.token] = (
+            f"{words[1]}:{line & 0xFFFFFFFF}: {words[2]}: assertion `{words[0]}` failed"
+        )
         memory.job.stop = 1
 
 
@@ -98,7 +102,7 @@ class _Memory:
         self.worker = Worker.from_address(worker)
         self.launch = _launches[self.job.token]
 
-    def bytes(self, address: int, size: int) -> bytes:
+    def read(self, address: int, size: int) -> bytes:
         """Up to `size` bytes from an address; none where nothing may be read."""
         arena, end = self.worker.arena or 0, (self.worker.arena or 0) + self.job.arena_bytes
         if arena <= address < end:
@@ -115,7 +119,7 @@ class _Memory:
         """Text up to its final 0."""
         text = b""
         while True:
-            piece = self.bytes(address + len(text), 256)
+            piece = self.read(address + len(text), 256)
             end = piece.find(b"\0")
             if end >= 0 or not piece:
                 return text + (piece[:end] if end >= 0 else b"")

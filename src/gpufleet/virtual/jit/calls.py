@@ -172,8 +172,12 @@ def _call(low: Lowering, instruction: Instruction) -> None:
 def _enter(low: Lowering, instruction: Instruction, call: CallTarget, function: Function, mask: str) -> None:
     c, unit = low.code, low.unit
     unit.program.called.setdefault(function.name, function)
-    given = [_argument(low, instruction, o, p) for o, p in zip(call.arguments, function.parameters)]
-    taken = [_result_block(low, instruction, o, p) for o, p in zip(call.results, function.results)]
+    given = [
+        _argument(low, instruction, o, p) for o, p in zip(call.arguments, function.parameters, strict=False)
+    ]
+    taken = [
+        _result_block(low, instruction, o, p) for o, p in zip(call.results, function.results, strict=False)
+    ]
     top = f"{unit.local_bytes}"
     if unit.local_top != "0":
         top = c.let(f"add i64 {unit.local_top}, {unit.local_bytes}")
@@ -182,7 +186,7 @@ def _enter(low: Lowering, instruction: Instruction, call: CallTarget, function: 
         f"call void @{symbol_name(function)}(ptr %job, ptr %worker, i32 %warp, ptr %tid.table, "
         f"i32 %ctaid.x, i32 %ctaid.y, i32 %ctaid.z, i64 {top}, {low.masks.type} {mask}{pointers})"
     )
-    for operand, parameter, block in zip(call.results, function.results, taken):
+    for operand, parameter, block in zip(call.results, function.results, taken, strict=False):
         if isinstance(operand, Register):
             size = SIZES[parameter.type]
             value = _read_words(low, block, 0, size)
@@ -267,7 +271,7 @@ def _matches(call: CallTarget, function: Function) -> bool:
 
 
 def _fault(low: Lowering, instruction: Instruction, kind: int, address: str, lane: str) -> None:
-    site = low.unit.program.site(instruction)
+    site = low.unit.site(instruction)
     low.code.function(
         "gf_fault",
         "void",
@@ -344,7 +348,7 @@ def _assertion(low: Lowering, instruction: Instruction, call: CallTarget) -> Non
     if predicate is not None:
         lane = c.intrinsic("cttz", "i32", ("i32", number(c, predicate, n)), ("i1", "false"))
     words = [c.let(f"extractelement {vector('i64', n)} {v}, i32 {lane}") for v in values[:4]]
-    site = low.unit.program.site(instruction)
+    site = low.unit.site(instruction)
     c.function(
         "gf_assert",
         "void",

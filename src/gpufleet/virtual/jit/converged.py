@@ -9,7 +9,7 @@ barriers, so this code is optimised as if divergence did not exist.
 from __future__ import annotations
 
 from gpufleet.virtual.jit import barriers
-from gpufleet.virtual.jit.abi import FAULT_TRAP
+from gpufleet.virtual.jit.abi import FAULT_TRAP, FAULT_WILD_BRANCH
 from gpufleet.virtual.jit.arithmetic import comparison
 from gpufleet.virtual.jit.diverged import Diverged, check_stop, entry_label, fault
 from gpufleet.virtual.jit.lowering import Lowering
@@ -118,7 +118,9 @@ class Converged(Lowering):
         element = scalar_type(source)
         first = self.fetch(register, source, 1)
         good = c.name("straight")
-        c.branch(self._in_order(first, element, stride, is_signed(source)), good, self.leave_at(self.position))
+        c.branch(
+            self._in_order(first, element, stride, is_signed(source)), good, self.leave_at(self.position)
+        )
         c.label(good)
         return True
 
@@ -240,13 +242,15 @@ class Converged(Lowering):
         elif opcode == "brx":
             self._branch_by_index(node, instruction)
         elif opcode == "trap":
-            fault(self, FAULT_TRAP, self.unit.program.site(instruction), "0")
+            fault(self, FAULT_TRAP, self.unit.site(instruction), "0")
         else:
             c.jump(self.done)
 
     # ---------------------------------------------------------------------------- short branches
 
-    def _short_branch(self, node: Node, instruction: Instruction) -> tuple[list[tuple[int, bool]], int] | None:
+    def _short_branch(
+        self, node: Node, instruction: Instruction
+    ) -> tuple[list[tuple[int, bool]], int] | None:
         """The sides of an `if` that lanes may take apart and be together again behind it.
 
         Returns the nodes of the sides, each with the value of the condition that leads there, and the
@@ -358,7 +362,10 @@ class Converged(Lowering):
             f"i32 {place}, label %{self.label(self.unit.graph.target_of[label.block])}"
             for place, label in enumerate(targets.labels)
         )
-        c.do(f"switch i32 {value}, label %{self.done} [{cases}]")
+        wild = c.name("wild")
+        c.do(f"switch i32 {value}, label %{wild} [{cases}]")
+        with c.cold(wild):
+            fault(self, FAULT_WILD_BRANCH, self.unit.site(instruction), "0", value)
 
     # -------------------------------------------------------------------------- quick predicates
 
@@ -377,7 +384,9 @@ class Converged(Lowering):
 
     def _quick_value(self, instruction: Instruction, target: Register) -> tuple[str, str]:
         c, operation = self.code, instruction.operation
-        sources = [o for o, s in zip(instruction.operands, operation.shapes or ()) if not s.destination]
+        sources = [
+            o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
+        ]
         if operation.name != "setp":
             values = [self._quick_operand(s) for s in sources]
             if operation.name == "mov":
@@ -465,7 +474,9 @@ def _is_quick(low: Converged, instruction: Instruction, target: int, quick: set[
         register = operand.register if isinstance(operand, Negated) else operand
         return low.stride(operand) == 0 or (isinstance(register, Register) and register.index in quick)
 
-    sources = [o for o, s in zip(instruction.operands, operation.shapes or ()) if not s.destination]
+    sources = [
+        o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
+    ]
     if operation.name in ("and", "or", "xor", "not", "mov"):
         return operation.type == "pred" and all(is_known(s) for s in sources)
     if operation.name != "setp" or is_float(operation.type) or SIZES[operation.type] < 4:
@@ -475,5 +486,3 @@ def _is_quick(low: Converged, instruction: Instruction, target: int, quick: set[
     if any(low.stride(s) is None for s in sources[:2]):
         return False
     return all(is_known(s) for s in sources[2:])
-
-

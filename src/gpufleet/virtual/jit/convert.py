@@ -35,7 +35,9 @@ def _clamp(c: Code, target: str, source: str, n: int, a: str) -> str:
     element = scalar_type(source)
     t = vector(element, n)
     size, wanted = 8 * SIZES[source], 8 * SIZES[target]
-    low, high = (-(1 << (wanted - 1)), (1 << (wanted - 1)) - 1) if is_signed(target) else (0, (1 << wanted) - 1)
+    low, high = (
+        (-(1 << (wanted - 1)), (1 << (wanted - 1)) - 1) if is_signed(target) else (0, (1 << wanted) - 1)
+    )
     if is_signed(source):
         if low > -(1 << (size - 1)):
             a = c.intrinsic("smax", t, (t, a), (t, constant(element, low, n)))
@@ -123,7 +125,9 @@ def _float_to_float(c: Code, op: Operation, n: int, a: str) -> str:
         value = flush(c, n, value)
     if target in ("f16", "bf16"):
         if "integral" in op:
-            value = c.intrinsic(_INTEGRAL[op.get("integral")], vector(element, n), (vector(element, n), value))
+            value = c.intrinsic(
+                _INTEGRAL[op.get("integral")], vector(element, n), (vector(element, n), value)
+            )
         if element == "float":
             value = c.let(f"fpext {vector('float', n)} {value} to {vector('double', n)}")
         if "sat" in op:

@@ -12,7 +12,7 @@ At a barrier the lanes are parked; when nobody waits for anything else, the warp
 from __future__ import annotations
 
 from gpufleet.virtual.jit import barriers
-from gpufleet.virtual.jit.abi import FAULT_CANCELLED, FAULT_TRAP, Job, offset
+from gpufleet.virtual.jit.abi import FAULT_CANCELLED, FAULT_TRAP, FAULT_WILD_BRANCH, Job, offset
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.nodes import Node, is_barrier
 from gpufleet.virtual.jit.shapes import Shapes
@@ -36,7 +36,11 @@ class Diverged(Lowering):
         self.parked: dict[int, str] = {}
         """By the node that follows a barrier: the lanes that wait there."""
         for node in nodes:
-            if node.stop and is_barrier(unit.graph.body.instructions[node.stop - 1]) and node.next is not None:
+            if (
+                node.stop
+                and is_barrier(unit.graph.body.instructions[node.stop - 1])
+                and node.next is not None
+            ):
                 self.parked[node.next] = unit.code.slot(self.masks.type)
         self.entries: set[tuple[int, int]] = set()
         """Places inside nodes at which converged code comes in: (node, instruction)."""
@@ -102,7 +106,9 @@ class Diverged(Lowering):
         self.node = node.index
         self.checked.clear()
         instructions = self.unit.graph.body.instructions
-        ends_flow = instructions[node.stop - 1].opcode in _TERMINATORS or is_barrier(instructions[node.stop - 1])
+        ends_flow = instructions[node.stop - 1].opcode in _TERMINATORS or is_barrier(
+            instructions[node.stop - 1]
+        )
         for position in range(node.start, node.stop - 1 if ends_flow else node.stop):
             self._enter_here(node, position)
             self.position = position
@@ -192,7 +198,8 @@ class Diverged(Lowering):
 
     def _go_on(self, node: Node, target: int | None) -> None:
         mask = self.active()
-        assert mask is not None and target is not None
+        assert mask is not None
+        assert target is not None
         self.wait_for(target, mask)
         self._continue(node, (target,))
 
@@ -201,12 +208,19 @@ class Diverged(Lowering):
         index, targets = instruction.operands
         assert isinstance(targets, Targets)
         value = self.fetch(index, "u32", n)
+        left = taken
         for place, label in enumerate(targets.labels):
             here = c.let(f"icmp eq {vector('i32', n)} {value}, {constant('i32', place, n)}")
-            self.wait_for(
-                self.unit.graph.target_of[label.block],
-                self.masks.both(c, taken, self.masks.make(c, here)),
-            )
+            chosen = self.masks.make(c, here)
+            self.wait_for(self.unit.graph.target_of[label.block], self.masks.both(c, taken, chosen))
+            left = self.masks.without(c, left, chosen)
+        bad, good = c.name("wild"), c.name("ok")
+        c.branch(self.masks.any(c, left), bad, good)
+        with c.cold(bad):
+            lane = c.intrinsic("cttz", "i32", ("i32", self.masks.number(c, left)), ("i1", "false"))
+            entry = c.let(f"extractelement {vector('i32', n)} {value}, i32 {lane}")
+            fault(self, FAULT_WILD_BRANCH, self.unit.site(instruction), lane, entry)
+        c.label(good)
 
     def _trap(self, instruction: Instruction, taken: str) -> None:
         c = self.code
@@ -214,7 +228,7 @@ class Diverged(Lowering):
         c.branch(self.masks.any(c, taken), bad, good)
         with c.cold(bad):
             lane = c.intrinsic("cttz", "i32", ("i32", self.masks.number(c, taken)), ("i1", "false"))
-            fault(self, FAULT_TRAP, self.unit.program.site(instruction), lane)
+            fault(self, FAULT_TRAP, self.unit.site(instruction), lane)
         c.label(good)
 
     def _park(self, node: Node, instruction: Instruction) -> None:
@@ -258,15 +272,17 @@ def entry_label(node: int, position: int) -> str:
     return f"masked.{node}.{position}"
 
 
-def fault(low: Lowering, kind: int, site: int, lane: str) -> None:
-    """Stop the whole launch."""
-    low.code.function(
+def fault(low: Lowering, kind: int, site: int, lane: str, detail: str = "0") -> None:
+    """Stop the whole launch; `detail` is an i32 that the message needs."""
+    c = low.code
+    wide = c.let(f"zext i32 {detail} to i64") if detail != "0" else "0"
+    c.function(
         "gf_fault",
         "void",
-        *(("ptr", "%worker"), ("i32", str(kind)), ("i32", str(site)), ("i64", "0"), ("i32", lane)),
+        *(("ptr", "%worker"), ("i32", str(kind)), ("i32", str(site)), ("i64", wide), ("i32", lane)),
         tail=" noreturn",
     )
-    low.code.do("unreachable")
+    c.do("unreachable")
 
 
 def check_stop(low: Lowering, instruction: Instruction) -> None:
@@ -277,5 +293,5 @@ def check_stop(low: Lowering, instruction: Instruction) -> None:
     bad, good = c.name("stopped"), c.name("on")
     c.branch(c.let(f"icmp ne i32 {stop}, 0"), bad, good)
     with c.cold(bad):
-        fault(low, FAULT_CANCELLED, low.unit.program.site(instruction), "0")
+        fault(low, FAULT_CANCELLED, low.unit.site(instruction), "0")
     c.label(good)

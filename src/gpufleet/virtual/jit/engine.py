@@ -18,8 +18,8 @@ from gpufleet.virtual.jit import cache, callbacks, faults
 from gpufleet.virtual.jit.abi import SLACK, Job
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
 from gpufleet.virtual.jit.llvm import compiler
-from gpufleet.virtual.jit.runtime import is_supported, runtime
 from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.runtime import is_supported, runtime
 from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
 from gpufleet.virtual.jit.unit import Program
 from gpufleet.virtual.jit.warp import WARP_OPERATIONS
@@ -232,7 +232,7 @@ def widest_vector(function: Function, vector_bytes: int) -> int:
     most = 0
     for live in graph.live_in:
         words = 0
-        for register, stride in zip(function.body.registers, shapes.strides):
+        for register, stride in zip(function.body.registers, shapes.strides, strict=False):
             if stride is None and register.type != "pred" and live >> register.index & 1:
                 words += max(SIZES[register.type] // 4, 1)
         most = max(most, words)
@@ -268,8 +268,17 @@ def _crosses_lanes(instruction: Instruction) -> bool:
     if operation.name in WARP_OPERATIONS:
         return True
     if operation.name in ("bar", "barrier"):
-        return "warp" in operation or "red" in operation or "arrive" in operation or len(instruction.operands) > 1
-    return operation.name in ("ld", "st") and operation.get("semantics") == "volatile" and operation.space == "shared"
+        return (
+            "warp" in operation
+            or "red" in operation
+            or "arrive" in operation
+            or len(instruction.operands) > 1
+        )
+    return (
+        operation.name in ("ld", "st")
+        and operation.get("semantics") == "volatile"
+        and operation.space == "shared"
+    )
 
 
 def _local_bytes(module: Module, functions: list[Function]) -> int:

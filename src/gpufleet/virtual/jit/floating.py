@@ -49,7 +49,11 @@ def widen(c: Code, type: str, n: int, value: str, target: str = "double") -> str
     i16, i32 = vector("i16", n), vector("i32", n)
     bits = c.let(f"shl {i32} {c.let(f'zext {i16} {value} to {i32}')}, {constant('i32', 16, n)}")
     single = c.let(f"bitcast {i32} {bits} to {vector('float', n)}")
-    return single if target == "float" else c.let(f"fpext {vector('float', n)} {single} to {vector('double', n)}")
+    return (
+        single
+        if target == "float"
+        else c.let(f"fpext {vector('float', n)} {single} to {vector('double', n)}")
+    )
 
 
 def narrow(c: Code, type: str, n: int, value: str, source: str = "double") -> str:
@@ -210,9 +214,7 @@ def _directed(
     return step(c, "double", n, near, error, rounding)
 
 
-def _directed_single(
-    c: Code, n: int, a: Sequence[str], compute: Compute, exact: str, rounding: str
-) -> str:
+def _directed_single(c: Code, n: int, a: Sequence[str], compute: Compute, exact: str, rounding: str) -> str:
     """In double: the double result, its own error, and what rounding it to float loses, together say
     on which side of the float the exact result lies."""
     f, d = vector("float", n), vector("double", n)
@@ -392,7 +394,9 @@ def _min_or_max(which: str) -> Emitter:
             found = c.intrinsic("copysign", t, (t, found), (t, sign))
         if "NaN" in op:
             nan = c.let(f"fcmp uno {t} {left}, {right}")
-            quiet = constant("i32" if element == "float" else "i64", 0x7FFFFFFF if element == "float" else 0x7FF8 << 48)
+            quiet = constant(
+                "i32" if element == "float" else "i64", 0x7FFFFFFF if element == "float" else 0x7FF8 << 48
+            )
             value = f"bitcast ({'i32' if element == 'float' else 'i64'} {quiet} to {element})"
             value = value if n == 1 else f"splat ({element} {value})"
             found = c.let(f"select {vector('i1', n)} {nan}, {t} {value}, {t} {found}")

@@ -125,7 +125,9 @@ def _define(
     program.declarations.add("declare i32 @llvm.cttz.i32(i32, i1)")
     program.declarations.add("declare void @gf_fault(ptr, i32, i32, i64, i32) noreturn")
     places = vector("i64" if checked else "ptr", low.lanes)
-    more = ["ptr %worker", "ptr %base", "i64 %origin", "i64 %room", "i64 %low", "i32 %site"] if checked else []
+    more = (
+        ["ptr %worker", "ptr %base", "i64 %origin", "i64 %room", "i64 %low", "i32 %site"] if checked else []
+    )
     signature = ", ".join([f"{places} %places", "i32 %bits", *more, *parameters])
     text = [
         f"define internal {result} @{name}({signature}) noinline nounwind {{",
@@ -156,7 +158,12 @@ def _define(
             "  %p = getelementptr i8, ptr %base, i64 %place",
         ]
     else:
-        text += ["  br label %go", "go:", "  %o = getelementptr ptr, ptr %all, i32 %i", "  %p = load ptr, ptr %o"]
+        text += [
+            "  br label %go",
+            "go:",
+            "  %o = getelementptr ptr, ptr %all, i32 %i",
+            "  %p = load ptr, ptr %o",
+        ]
     text += [
         *work,
         "  %one = sub i32 %rest, 1",

@@ -151,7 +151,10 @@ def _append_call(
     if instruction.guard is not None:
         raise unsupported("a guarded call of a function with a barrier", instruction.line)
     inner: dict[str, Symbol] = {}
-    pairs = [*zip(call.arguments, callee.parameters), *zip(call.results, callee.results)]
+    pairs = [
+        *zip(call.arguments, callee.parameters, strict=False),
+        *zip(call.results, callee.results, strict=False),
+    ]
     for operand, parameter in pairs:
         if not isinstance(operand, Symbol) or parameter.register:
             raise unsupported("a register parameter of a function with a barrier", instruction.line)
@@ -172,9 +175,7 @@ def _clone(instruction: Instruction, rename: Any) -> Instruction:
     )
 
 
-def _renamed(
-    operand: Any, first: int, symbols: dict[str, Symbol], registers: list[Register]
-) -> Any:
+def _renamed(operand: Any, first: int, symbols: dict[str, Symbol], registers: list[Register]) -> Any:
     """The operand with this copy's registers and names."""
 
     def again(o: Any) -> Any:

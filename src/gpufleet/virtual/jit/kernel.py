@@ -53,7 +53,8 @@ def generate(program: Program) -> Generated:
     """Generate a kernel; raises `PtxError` for what this engine does not carry out."""
     function = program.kernel
     program.with_barriers = functions_with_barriers(program.module, program.functions)
-    body, owners = function.body, {}
+    body = function.body
+    owners: dict[str, tuple[str, str]] = {}
     if program.with_barriers - {function.name}:
         body, owners = inline(program.module, function, program.with_barriers - {function.name})
     graph = build_graph(body)
@@ -77,7 +78,9 @@ def generate(program: Program) -> Generated:
     functions = _functions(program)
     loops = any(s <= n.index for n in graph.nodes for s in n.successors)
     calls = any(i.opcode == "call" for i in graph.body.instructions)
-    source = "\n".join([text, *functions, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""])
+    source = "\n".join(
+        [text, *functions, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""]
+    )
     return Generated(
         source,
         program.symbols,
@@ -115,7 +118,9 @@ def _function(program: Program, function: Function) -> str:
     c = unit.code
     beginning = len(c.lines)
     calls.check_local_stack(masked)
-    for parameter, block in zip((*function.parameters,), (f"%in{i}" for i in range(len(function.parameters)))):
+    for parameter, block in zip(
+        (*function.parameters,), (f"%in{i}" for i in range(len(function.parameters))), strict=False
+    ):
         if parameter.register:
             calls.read_register_parameter(masked, parameter, block)
     masked.begin()
@@ -316,5 +321,3 @@ class _Skeleton:
             if is_barrier(last) and self.unit.graph.nodes[before].next == node:
                 return last
         raise AssertionError("a node to resume at follows a barrier")
-
-

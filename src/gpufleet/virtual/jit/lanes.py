@@ -43,7 +43,7 @@ def _unrolled(
         values = body(elements)
         whole = [
             c.let(f"insertelement {vector(t, n)} {w}, {t} {v}, i64 {lane}")
-            for t, w, v in zip(results, whole, values)
+            for t, w, v in zip(results, whole, values, strict=False)
         ]
     return whole
 
@@ -61,7 +61,7 @@ def _loop(
         arrays.append(c.slot(vector(type, n)))
         c.do(f"store {vector(type, n)} {value}, ptr {arrays[-1]}")
     outputs = [c.slot(vector(type, n)) for type in results]
-    for type, slot in zip(results, outputs):
+    for type, slot in zip(results, outputs, strict=False):
         c.do(f"store {vector(type, n)} zeroinitializer, ptr {slot}")
     bits = number(c, predicate, n)
     rest = c.slot("i32")
@@ -72,15 +72,17 @@ def _loop(
     left = c.let(f"load i32, ptr {rest}")
     lane = c.intrinsic("cttz", "i32", ("i32", left), ("i1", "true"))
     elements = []
-    for (type, _), slot in zip(inputs, arrays):
+    for (type, _), slot in zip(inputs, arrays, strict=False):
         place = c.let(f"getelementptr {type}, ptr {slot}, i32 {lane}")
         elements.append(c.let(f"load {type}, ptr {place}"))
     values = body(elements)
-    for type, slot, value in zip(results, outputs, values):
+    for type, slot, value in zip(results, outputs, values, strict=False):
         place = c.let(f"getelementptr {type}, ptr {slot}, i32 {lane}")
         c.do(f"store {type} {value}, ptr {place}")
     without = c.let(f"and i32 {left}, {c.let(f'sub i32 {left}, 1')}")
     c.do(f"store i32 {without}, ptr {rest}")
     c.branch(c.let(f"icmp ne i32 {without}, 0"), loop, done)
     c.label(done)
-    return [c.let(f"load {vector(type, n)}, ptr {slot}") for type, slot in zip(results, outputs)]
+    return [
+        c.let(f"load {vector(type, n)}, ptr {slot}") for type, slot in zip(results, outputs, strict=False)
+    ]

@@ -47,10 +47,20 @@ class Compiler:
         """Name and features both: the name alone is misdetected on some virtual machines."""
         llvm = self._llvm
         features = llvm.get_host_cpu_features()
-        wide = 64 if features.get("avx512vl") and features.get("avx512bw") else 32 if features.get("avx2") else 16
+        wide = (
+            64
+            if features.get("avx512vl") and features.get("avx512bw")
+            else 32
+            if features.get("avx2")
+            else 16
+        )
         machine = self._new_machine()
         return Target(
-            llvm.get_host_cpu_name(), features.flatten(), wide, llvm.get_process_triple(), str(machine.target_data)
+            llvm.get_host_cpu_name(),
+            features.flatten(),
+            wide,
+            llvm.get_process_triple(),
+            str(machine.target_data),
         )
 
     def _new_machine(self) -> Any:

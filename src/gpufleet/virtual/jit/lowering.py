@@ -236,7 +236,9 @@ class Lowering:
     def _compute(self, instruction: Instruction) -> None:
         """An instruction that only computes: operands in, one result out."""
         operation = instruction.operation
-        table = FLOATING if is_float_type(operation.type) and operation.name not in ("selp", "slct") else INTEGER
+        table = (
+            FLOATING if is_float_type(operation.type) and operation.name not in ("selp", "slct") else INTEGER
+        )
         emitter = convert if operation.name == "cvt" else table.get(operation.name)
         if emitter is None or (len(operation.types) > 1 and operation.name in ("add", "sub", "fma")):
             raise self.unit.refuse(instruction)
@@ -248,7 +250,7 @@ class Lowering:
         shapes = operation.shapes or ()
         sources = [
             self.fetch(operand, shape.type, n)
-            for operand, shape in zip(instruction.operands, shapes)
+            for operand, shape in zip(instruction.operands, shapes, strict=False)
             if not shape.destination
         ]
         value = emitter(self.code, operation, n, sources)
@@ -318,7 +320,10 @@ def _move(low: Lowering, instruction: Instruction) -> None:
     destination, source = instruction.operands
     ptx = instruction.operation.type
     if isinstance(source, Vector) and isinstance(destination, Vector):
-        values = [(d, s, 1 if low.stride(s) == 0 else low.lanes) for d, s in zip(destination.elements, source.elements)]
+        values = [
+            (d, s, 1 if low.stride(s) == 0 else low.lanes)
+            for d, s in zip(destination.elements, source.elements, strict=False)
+        ]
         fetched = [(d, low.fetch(s, ptx, n), n) for d, s, n in values]
         for d, value, n in fetched:
             low.write(d, value, scalar_type(ptx), n)
@@ -481,7 +486,7 @@ def effects() -> dict[str, Effect]:
 def source_operands(instruction: Instruction) -> Sequence[Operand]:
     """The operands that an instruction reads as values."""
     shapes = instruction.operation.shapes or ()
-    return [o for o, s in zip(instruction.operands, shapes) if not s.destination]
+    return [o for o, s in zip(instruction.operands, shapes, strict=False) if not s.destination]
 
 
 __all__ = ["CODE_WINDOW", "Effect", "Lowering", "compare", "effects", "source_operands"]

@@ -117,7 +117,9 @@ def _reach_checked_later(
     if address.offset:
         start = c.let(f"add {t} {start}, {constant('i64', address.offset, n)}")
     single = _single(instruction, 0, size, align)
-    check = helpers.Check(w.pointer, w.origin, _room(low, w.bytes, size), align, _site(low, single, space, None))
+    check = helpers.Check(
+        w.pointer, w.origin, _room(low, w.bytes, size), align, _site(low, single, space, None)
+    )
     return Reach(start, None, check)
 
 
@@ -139,7 +141,7 @@ def _reach_constant(
     w = window(low, space)
     known = _as_integer(w.bytes)
     if place % align or place < 0 or (known is not None and place + size > known):
-        site = low.unit.program.site(instruction, accesses=[[0, size, instruction.line]])
+        site = _site(low, _single(instruction, 0, size, align), space, 0)
         low.code.function(
             "gf_fault", "void", *_fault_arguments(FAULT_RANGE, site, str(place), "0"), tail=" noreturn"
         )
@@ -180,7 +182,8 @@ def _reach_run(
             if not space:
                 inside = _or_other_windows(low, inside, c.let(f"add i64 {base}, {first}"), span)
         if group.align > 1:
-            low_bits = c.let(f"and i64 {start}, {group.align - 1}")
+            placed = c.let(f"add i64 {start}, {address.offset}") if address.offset % align else start
+            low_bits = c.let(f"and i64 {placed}, {group.align - 1}")
             aligned = c.let(f"icmp eq i64 {low_bits}, 0")
             inside = c.let(f"and i1 {inside}, {aligned}")
         _guard(low, inside, group, base, space, stride)
@@ -244,7 +247,7 @@ def _in_arena(low: Lowering, address: str, span: int, n: int = 1) -> str:
     if unit.program.local_bytes:
         windows.append((_locals_base(low), _locals_bytes(low)))
     parameters = sum_parameters(low)
-    if parameters:
+    if parameters and low.unit.facts.is_kernel and _reads(low.instruction):
         base = unit.once("params.base", f"ptrtoint ptr {unit.job('parameters', 'ptr')} to i64")
         windows.append((base, str(parameters)))
     result = ""
@@ -283,7 +286,8 @@ def _reach_each(
             full = c.let(f"add {t} {base}, {constant('i64', group.low, n)}") if group.low else base
             inside = c.let(f"or {i1} {inside}, {_in_arena(low, full, span, n)}")
         if group.align > 1:
-            low_bits = c.let(f"and {t} {start}, {constant('i64', group.align - 1, n)}")
+            placed = lowest if address.offset % align else start
+            low_bits = c.let(f"and {t} {placed}, {constant('i64', group.align - 1, n)}")
             aligned = c.let(f"icmp eq {t} {low_bits}, {constant('i64', 0, n)}")
             inside = c.let(f"and {i1} {inside}, {aligned}")
         _guard_each(low, inside, group, base, space)
@@ -294,9 +298,7 @@ def _reach_each(
 def lane_locals(low: Lowering) -> str:
     """Generic addresses of the lanes' local memory."""
     c, n = low.code, low.lanes
-    return c.let(
-        f"add {vector('i64', n)} {c.splat('i64', _locals_base(low), n)}, {_lane_places(low)}"
-    )
+    return c.let(f"add {vector('i64', n)} {c.splat('i64', _locals_base(low), n)}, {_lane_places(low)}")
 
 
 def _lane_places(low: Lowering) -> str:
@@ -308,9 +310,7 @@ def _lane_places(low: Lowering) -> str:
     return c.let(f"add {vector('i64', n)} {c.splat('i64', first, n)}, {c.lanes('i64', size, n)}")
 
 
-def _reach_local(
-    low: Lowering, instruction: Instruction, address: Address, size: int, align: int
-) -> Reach:
+def _reach_local(low: Lowering, instruction: Instruction, address: Address, size: int, align: int) -> Reach:
     """Local addresses are offsets in a thread's own local memory."""
     c, n = low.code, low.lanes
     t, i1 = vector("i64", n), vector("i1", n)
@@ -329,7 +329,9 @@ def _reach_local(
     else:
         m = 1 if uniform and not isinstance(base, Symbol) else n
         mt, mi1 = vector("i64", m), vector("i1", m)
-        place = c.let(f"add {mt} {offset}, {constant('i64', address.offset, m)}") if address.offset else offset
+        place = (
+            c.let(f"add {mt} {offset}, {constant('i64', address.offset, m)}") if address.offset else offset
+        )
         inside = c.let(f"icmp ult {mt} {place}, {constant('i64', max(total + 1 - size, 0), m)}")
         if align > 1:
             low_bits = c.let(f"and {mt} {place}, {constant('i64', align - 1, m)}")
@@ -377,7 +379,7 @@ def _group(
             break
         for operand in other.operands:
             if isinstance(operand, Address) and operand.base == register and other.opcode in _SIZED:
-                if _space(other, operand) != space:
+                if _space(other, operand) != space or (not space and _reads(other) != _reads(instruction)):
                     continue
                 other_size, other_align = access_size(other)
                 if operand.offset % other_align == 0 and abs(operand.offset) < 1 << 20:
@@ -390,6 +392,11 @@ def _group(
             break
     low.checked[register.index, space] = group.positions
     return group
+
+
+def _reads(instruction: Instruction) -> bool:
+    """Whether an access only reads: it may go to the kernel's parameters too."""
+    return instruction.opcode in ("ld", "ldu")
 
 
 _SIZED = frozenset({"ld", "ldu", "st", "atom", "red"})
@@ -442,7 +449,7 @@ def _guard_each(low: Lowering, inside: str, group: Group, base: str, space: str)
 def _site(low: Lowering, group: Group, space: str, stride: int | None) -> int:
     first = group.members[0][2]
     accesses = [[offset, size, i.line, str(i)] for offset, size, i in group.members]
-    return low.unit.program.site(first, accesses=accesses, space=space, stride=stride)
+    return low.unit.site(first, accesses=accesses, space=space, stride=stride)
 
 
 def _fault_arguments(kind: int, site: int, address: str, lane: str) -> list[tuple[str, str]]:
@@ -507,7 +514,7 @@ def _load(low: Lowering, instruction: Instruction) -> None:
         return
     ordered = operation.get("semantics", "weak") != "weak"
     values, n = load_values(low, instruction, address, len(targets), ordered)
-    for target, value in zip(targets, values):
+    for target, value in zip(targets, values, strict=False):
         low.write(target, value, scalar_type(operation.type), n, 0, is_signed(operation.type))
 
 
@@ -532,14 +539,16 @@ def load_values(
         t = vector(element, n)
         mask = low.active_predicate() or ""
         part = (vector("i1", n), mask)
-        found = c.intrinsic("masked.load", t, (f"ptr align {size}", place.pointer), part, (t, "zeroinitializer"))
+        found = c.intrinsic(
+            "masked.load", t, (f"ptr align {size}", place.pointer), part, (t, "zeroinitializer")
+        )
         return [found], n
     if place.check is not None:
         return helpers.load(low, element, size, place.pointer, place.check, count, ordered), n
-    pointers = _pointers(low, place)
+    lanes = _pointers(low, place)
     if ordered:
-        return _load_in_order(low, element, size, pointers, count), n
-    return [_gather(low, element, size, _beside(low, pointers, k * size)) for k in range(count)], n
+        return _load_in_order(low, element, size, lanes, count), n
+    return [_gather(low, element, size, _beside(low, lanes, k * size)) for k in range(count)], n
 
 
 def _every_nth(low: Lowering, type: str, value: str, first: int, count: int) -> str:
@@ -579,9 +588,7 @@ def _gather(low: Lowering, element: str, size: int, pointers: str) -> str:
     )
 
 
-def _load_in_order(
-    low: Lowering, element: str, size: int, pointers: str, count: int
-) -> Sequence[str]:
+def _load_in_order(low: Lowering, element: str, size: int, pointers: str, count: int) -> Sequence[str]:
     """Volatile and atomic loads, lane by lane."""
     c = low.code
 
@@ -658,7 +665,7 @@ def _interleave(low: Lowering, element: str, values: Sequence[str]) -> str:
         order = ", ".join(f"i32 {i}" for i in range(2 * lanes))
         parts = [
             c.let(f"shufflevector {t} {a}, {t} {b}, <{2 * lanes} x i32> <{order}>")
-            for a, b in zip(parts[::2], parts[1::2])
+            for a, b in zip(parts[::2], parts[1::2], strict=False)
         ]
         lanes *= 2
     t = f"<{lanes} x {element}>"

@@ -67,9 +67,7 @@ def build_graph(body: Body) -> Graph:
     for new, old in enumerate(order):
         piece = pieces[old]
         following = None if piece.next is None else place[piece.next]
-        nodes.append(
-            Node(new, piece.start, piece.stop, tuple(place[s] for s in piece.successors), following)
-        )
+        nodes.append(Node(new, piece.start, piece.stop, tuple(place[s] for s in piece.successors), following))
     for node in nodes:
         for successor in node.successors:
             nodes[successor].predecessors.append(node.index)

@@ -11,7 +11,8 @@ import struct
 from collections.abc import Callable
 
 _SPECIFIER = re.compile(
-    rb"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?(?P<length>hh|h|ll|l|z|j|t|L)?(?P<kind>[a-zA-Z%])"
+    rb"%(?P<flags>[-+ #0]*)(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d*))?"
+    rb"(?P<length>hh|h|ll|l|z|j|t|L)?(?P<kind>[a-zA-Z%])"
 )
 Read = Callable[[int, int], bytes]
 """(address, bytes) -> what is there; may return less."""

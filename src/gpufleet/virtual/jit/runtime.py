@@ -164,7 +164,9 @@ class Runtime:
                 c.memmove(c.byref(old), c.byref(current), c.sizeof(_Action))
                 ours = _Action(handler=self._code["handler"], flags=_SA_SIGINFO | _SA_ONSTACK | _SA_NODEFER)
                 if self._libc.sigaction(int(number), c.byref(ours), None):
-                    raise OSError(c.get_errno(), f"cannot install a handler for {signal.Signals(number).name}")
+                    raise OSError(
+                        c.get_errno(), f"cannot install a handler for {signal.Signals(number).name}"
+                    )
 
 
 class _FreeArena:

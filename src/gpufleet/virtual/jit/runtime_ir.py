@@ -62,9 +62,16 @@ def _platform() -> dict[str, int]:
 _OFFSETS = {
     **{f"job_{name}": offset(Job, name) for name, *_ in Job._fields_},
     **{f"worker_{name}": offset(Worker, name) for name, *_ in Worker._fields_},
-    **{"work": 64, "done": 128, "head": 192, "tail": 200, "entries": 208},
-    **{"barrier": FRAME_BARRIER, "frame_site": FRAME_SITE},
-    **{"deadlock": FAULT_DEADLOCK, "barriers": BARRIERS, "barrier_bytes": BARRIER_BYTES},
+    "work": 64,
+    "done": 128,
+    "head": 192,
+    "tail": 200,
+    "entries": 208,
+    "barrier": FRAME_BARRIER,
+    "frame_site": FRAME_SITE,
+    "deadlock": FAULT_DEADLOCK,
+    "barriers": BARRIERS,
+    "barrier_bytes": BARRIER_BYTES,
 }
 
 _TEXT = """
@@ -139,6 +146,7 @@ fill:
   call void @copy64(ptr %job, i64 {job_fault_address}, ptr %worker, i64 {worker_address})
   call void @copy64(ptr %job, i64 {job_fault_block}, ptr %worker, i64 {worker_block})
   call void @copy64(ptr %job, i64 {job_fault_code}, ptr %worker, i64 {worker_code})
+  call void @copy64(ptr %job, i64 {job_stack_low}, ptr %worker, i64 {worker_stack_low})
   br label %stop
 stop:
   %ps = getelementptr i8, ptr %job, i64 {job_stop}

@@ -231,7 +231,7 @@ class Shapes:
 
     def _sources(self, instruction: Instruction) -> list[Operand]:
         shapes = instruction.operation.shapes or ()
-        return [o for o, s in zip(instruction.operands, shapes) if not s.destination]
+        return [o for o, s in zip(instruction.operands, shapes, strict=False) if not s.destination]
 
     def _special(self, name: str) -> int | None:
         if name == "%tid.x":

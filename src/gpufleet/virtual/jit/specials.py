@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.jit.text import constant, vector
 
 if TYPE_CHECKING:
     from gpufleet.virtual.jit.lowering import Lowering
+    from gpufleet.virtual.jit.unit import Unit
 
 _AXES = "xyzw"
 
@@ -18,7 +20,9 @@ def special(low: Lowering, name: str, n: int) -> tuple[str, str]:
     if base == "tid":
         return _thread_index(low, axis, n), "i32"
     if base in _BY_AXIS:
-        value = _BY_AXIS[base](low, _AXES.index(axis)) if axis != "w" else ("0" if base == "ctaid" else "1")
+        value = (
+            _BY_AXIS[base](low.unit, _AXES.index(axis)) if axis != "w" else ("0" if base == "ctaid" else "1")
+        )
         return low.code.splat("i32", value, n), "i32"
     if base == "laneid":
         return _lane(low, n), "i32"
@@ -50,14 +54,14 @@ def _thread_index(low: Lowering, axis: str, n: int) -> str:
     return c.let(f"load {vector('i32', n)}, ptr {table}, align 4, !invariant.load !0")
 
 
-_BY_AXIS = {
-    "ntid": lambda low, i: low.unit.job("block", "i32", i),
-    "nctaid": lambda low, i: low.unit.job("grid", "i32", i),
-    "ctaid": lambda low, i: f"%ctaid.{_AXES[i]}",
-    "clusterid": lambda low, i: f"%ctaid.{_AXES[i]}",
-    "nclusterid": lambda low, i: low.unit.job("grid", "i32", i),
-    "cluster_ctaid": lambda low, i: "0",
-    "cluster_nctaid": lambda low, i: "1",
+_BY_AXIS: dict[str, Callable[[Unit, int], str]] = {
+    "ntid": lambda unit, i: unit.job("block", "i32", i),
+    "nctaid": lambda unit, i: unit.job("grid", "i32", i),
+    "ctaid": lambda unit, i: f"%ctaid.{_AXES[i]}",
+    "clusterid": lambda unit, i: f"%ctaid.{_AXES[i]}",
+    "nclusterid": lambda unit, i: unit.job("grid", "i32", i),
+    "cluster_ctaid": lambda unit, i: "0",
+    "cluster_nctaid": lambda unit, i: "1",
 }
 
 _SIMPLE = {

@@ -23,7 +23,7 @@ def storage_types(body: Body) -> list[str]:
     """
     types = [_plain(register) for register in body.registers]
     for instruction in body.instructions:
-        for operand, shape in zip(instruction.operands, instruction.operation.shapes or ()):
+        for operand, shape in zip(instruction.operands, instruction.operation.shapes or (), strict=False):
             if (
                 shape.destination
                 and shape.type in ("f32", "f64")

@@ -11,16 +11,59 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 _ALLOWED = frozenset(
-    """
-    ctlz cttz ctpop bitreverse bswap fshl fshr abs smin smax umin umax
-    sadd.sat uadd.sat ssub.sat usub.sat sadd.with.overflow uadd.with.overflow
-    fabs copysign sqrt fma floor ceil trunc roundeven rint minimumnum maximumnum
-    fptosi.sat fptoui.sat ldexp is.fpclass
-    masked.load masked.store masked.gather masked.scatter masked.compressstore
-    vector.reduce.or vector.reduce.and vector.reduce.add vector.reduce.xor
-    vector.reduce.umax vector.reduce.umin vector.reduce.smax vector.reduce.smin
-    x86.avx2.permd x86.avx512.permvar.si.512 readcyclecounter memset.p0.i64 memcpy.p0.p0.i64
-    """.split()
+    [
+        "ctlz",
+        "cttz",
+        "ctpop",
+        "bitreverse",
+        "bswap",
+        "fshl",
+        "fshr",
+        "abs",
+        "smin",
+        "smax",
+        "umin",
+        "umax",
+        "sadd.sat",
+        "uadd.sat",
+        "ssub.sat",
+        "usub.sat",
+        "sadd.with.overflow",
+        "uadd.with.overflow",
+        "fabs",
+        "copysign",
+        "sqrt",
+        "fma",
+        "floor",
+        "ceil",
+        "trunc",
+        "roundeven",
+        "rint",
+        "minimumnum",
+        "maximumnum",
+        "fptosi.sat",
+        "fptoui.sat",
+        "ldexp",
+        "is.fpclass",
+        "masked.load",
+        "masked.store",
+        "masked.gather",
+        "masked.scatter",
+        "masked.compressstore",
+        "vector.reduce.or",
+        "vector.reduce.and",
+        "vector.reduce.add",
+        "vector.reduce.xor",
+        "vector.reduce.umax",
+        "vector.reduce.umin",
+        "vector.reduce.smax",
+        "vector.reduce.smin",
+        "x86.avx2.permd",
+        "x86.avx512.permvar.si.512",
+        "readcyclecounter",
+        "memset.p0.i64",
+        "memcpy.p0.p0.i64",
+    ]
 )
 """LLVM ends the process on an intrinsic that it cannot select, so only these are ever emitted."""
 
@@ -63,7 +106,9 @@ def _scalar_constant(type: str, bits: int) -> str:
         return f"0xR{bits & 0xFFFF:04X}"
     if (bits & 0x7FFFFFFF) > 0x7F800000:  # a NaN's payload does not survive being written as a double
         return f"bitcast (i32 {_scalar_constant('i32', bits)} to float)"
-    wide = struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]))[0]
+    wide = struct.unpack(
+        "<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0])
+    )[0]
     return f"0x{wide:016X}"
 
 

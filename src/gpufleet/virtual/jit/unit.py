@@ -56,14 +56,6 @@ class Program:
             self.symbols.append(name)
         return self.symbols.index(name)
 
-    def site(self, instruction: Instruction, **more: Any) -> int:
-        """Number of a place that a fault can name."""
-        entry = {"line": instruction.line, "text": str(instruction), **more}
-        if instruction.source is not None:
-            entry["source"] = str(instruction.source)
-        self.sites.append(entry)
-        return len(self.sites) - 1
-
 
 class Unit:
     """One LLVM function being made from one PTX function."""
@@ -121,9 +113,12 @@ class Unit:
         Not poison: a lane that never defined a register must not make a branch of others undefined.
         """
         scalars = [
-            f"  store {self.storage[r]} {constant(self.storage[r], 0)}, ptr {s}" for r, s in self._scalars.items()
+            f"  store {self.storage[r]} {constant(self.storage[r], 0)}, ptr {s}"
+            for r, s in self._scalars.items()
         ]
-        vectors = [f"  store {self.vector_type(r)} zeroinitializer, ptr {s}" for r, s in self._vectors.items()]
+        vectors = [
+            f"  store {self.vector_type(r)} zeroinitializer, ptr {s}" for r, s in self._vectors.items()
+        ]
         return scalars + vectors
 
     def vector_type(self, register: int) -> str:
@@ -206,6 +201,16 @@ class Unit:
             f"getelementptr i64, ptr {table}, i64 {index}",
             "load i64, ptr {}, !invariant.load !0",
         )
+
+    def site(self, instruction: Instruction, **more: Any) -> int:
+        """Number of a place that a fault can name."""
+        entry = {"line": instruction.line, "text": str(instruction), **more}
+        if instruction.source is not None:
+            entry["source"] = str(instruction.source)
+        if self.function is not self.program.kernel:
+            entry["function"] = self.function.name
+        self.program.sites.append(entry)
+        return len(self.program.sites) - 1
 
     def refuse(self, instruction: Instruction, why: str = "") -> Exception:
         """The error for what this engine does not carry out."""

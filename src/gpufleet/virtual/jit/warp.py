@@ -196,7 +196,9 @@ def _reduce(low: Lowering, instruction: Instruction) -> None:
         name, identity = f"vector.reduce.{which}", _IDENTITIES[which]
     predicate = low.active_predicate()
     if predicate is not None:
-        value = c.let(f"select {vector('i1', n)} {predicate}, {t} {value}, {t} {constant('i32', identity, n)}")
+        value = c.let(
+            f"select {vector('i1', n)} {predicate}, {t} {value}, {t} {constant('i32', identity, n)}"
+        )
     low.write(destination, c.intrinsic(name, "i32", (t, value)), "i32", 1)
 
 
