@@ -209,3 +209,27 @@ def test_the_corpus(target: int) -> None:
     found = device.memory.download(f, np.float32, 1)[0]
     assert found == pytest.approx(expected, rel=1e-6) or (np.isnan(found) and np.isnan(expected))
     assert results[1] == h(found)
+
+
+def test_packed_singles_and_integers_and_mixed_precision() -> None:
+    one, two = 0x3F800000, 0x40000000
+    fma = run(
+        "fma.rn.f32x2 %d, %a, %b, %c;",
+        "b64",
+        ("b64", [two << 32 | one]),
+        ("b64", [one << 32 | two]),
+        ("b64", [one]),
+    )
+    assert fma.tolist() == [two << 32 | 0x40400000]
+    assert run("add.u16x2 %d, %a, %b;", "b32", ("b32", [0xFFFF0001]), ("b32", [0x00020003])).tolist() == [
+        0x00010004
+    ]
+    assert run("min.s16x2 %d, %a, %b;", "b32", ("b32", [0xFFFF0001]), ("b32", [0x00020000])).tolist() == [
+        0xFFFF0000
+    ]
+    assert run("add.f32.f16 %d, %a, %b;", "f32", ("b16", [0x3C00]), ("f32", [0.1])).tolist() == [
+        float(np.float32(1.1))
+    ]
+    assert run(
+        "fma.rn.f32.bf16 %d, %a, %b, %c;", "f32", ("b16", [0x4040]), ("b16", [0x4000]), ("f32", [1.0])
+    ).tolist() == [7]

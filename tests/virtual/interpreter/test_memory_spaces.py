@@ -196,7 +196,7 @@ def test_indirect_branches() -> None:
     ],
 )
 def test_ptx_that_is_not_carried_out_is_refused_when_the_kernel_is_loaded(body: str) -> None:
-    text = kernel_text(body).replace("%pm0", "%cluster_ctarank")
+    text = kernel_text(body)
     device = Device.load(text + ".visible .entry other() { ret; }")
     with pytest.raises(PtxError) as caught:
         device.engine.load(device.module, "k", device.symbols)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpufleet.virtual.interpreter import bits, comparisons, conversions, floats, halves, integers
+from gpufleet.virtual.interpreter import bits, comparisons, conversions, floats, halves, integers, pairs
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
@@ -104,14 +104,18 @@ def computation(operation: Operation, pair: bool) -> Compute:
     name, type = operation.name, operation.type
     if name == "setp":
         return comparisons.setp(operation, pair)
+    if type in pairs.PACKED and name != "cvt":
+        return pairs.packed(operation)
+    if name in _FLOAT and type == "f32" and len(operation.types) == 2:
+        return pairs.mixed(operation)
     maker = _ANY.get(name)
     if type == "pred":
         maker = _PREDICATE.get(name)
     elif name in _INTEGER and type in integers.INTEGER_TYPES and "relu" not in operation:
         maker = _INTEGER[name]
-    elif name in _FLOAT and type in floats.FLOAT_TYPES and len(operation.types) == 1:
+    elif name in _FLOAT and type in floats.FLOAT_TYPES:
         maker = _FLOAT[name]
-    elif name in _HALF and type in halves.HALF_TYPES and len(operation.types) == 1:
+    elif name in _HALF and type in halves.HALF_TYPES:
         maker = _HALF[name]
     if maker is None:
         raise unsupported(operation.text)

@@ -83,13 +83,17 @@ def _at(
     indices = place.flat(count)
     if not wants_old and _update(view, indices, kind, value):
         return None
-    values = np.broadcast_to(value, count)
+    values, others = _each(value, count), None if other is None else _each(other, count)
     if place.contiguous or count == 1:
         old = view[indices]
-        new, _ = _step(kind, old, values, None if other is None else np.broadcast_to(other, count))
-        view[indices] = new
+        view[indices] = _step(kind, old, values, others)
         return old
-    return _in_order(view, indices, kind, values, None if other is None else np.broadcast_to(other, count))
+    return _in_order(view, indices, kind, values, others)
+
+
+def _each(value: Array, count: int) -> Array:
+    """Return one element per lane."""
+    return value if value.size == count else np.repeat(value, count)
 
 
 def _update(view: Array, indices: Array, kind: str, value: Array) -> bool:
@@ -106,25 +110,21 @@ def _update(view: Array, indices: Array, kind: str, value: Array) -> bool:
     return True
 
 
-def _step(kind: str, old: Array, value: Array, other: Array | None) -> tuple[Array, Array]:
-    """Return what one operation leaves, and whether it changed anything, for lanes at different addresses."""
+def _step(kind: str, old: Array, value: Array, other: Array | None) -> Array:
+    """Return what one operation leaves, for lanes at different addresses."""
     if kind == "cas":
         assert other is not None
-        equal = old == value
-        return np.where(equal, other, old), equal
+        return np.where(old == value, other, old)
     if kind == "exch":
-        new = value
-    elif kind == "inc":
-        new = np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1))
-    elif kind == "dec":
-        new = np.where((old == 0) | (old > value), value, old - old.dtype.type(1))
-    elif kind == "add":
-        new = old + value
-        if new.dtype == np.float32:
-            new = canonical(new)
-    else:
-        new = _SCANNED[kind](old, value)
-    return new, new != old
+        return value
+    if kind == "inc":
+        return np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1))
+    if kind == "dec":
+        return np.where((old == 0) | (old > value), value, old - old.dtype.type(1))
+    if kind == "add":
+        total = old + value
+        return canonical(total) if total.dtype == np.float32 else total
+    return _SCANNED[kind](old, value)
 
 
 class _Runs:
@@ -160,7 +160,7 @@ def _in_order(view: Array, indices: Array, kind: str, values: Array, other: Arra
     first = view[runs.addresses]
     if runs.longest == 1:
         old = first
-        new, _ = _step(kind, first, value, None if other is None else other[runs.order])
+        new = _step(kind, first, value, None if other is None else other[runs.order])
     elif kind == "add" and view.dtype.kind != "f":
         old, new = _integer_sums(runs, first, value)
     elif kind == "exch":
@@ -253,7 +253,7 @@ def _increments(runs: _Runs, first: Array, limit: Array) -> tuple[Array, Array]:
     beyond = start > limit
     counted = np.where(beyond, position - wide(1), start + position) % period
     old = np.where(beyond & (position == 0), start, counted).astype(first.dtype)
-    return old, _step("inc", old[runs.last], limit[runs.last], None)[0]
+    return old, _step("inc", old[runs.last], limit[runs.last], None)
 
 
 def _decrements(runs: _Runs, first: Array, limit: Array) -> tuple[Array, Array]:
@@ -265,7 +265,7 @@ def _decrements(runs: _Runs, first: Array, limit: Array) -> tuple[Array, Array]:
     beyond = start > limit
     counted = np.where(beyond, limit - (position - 1), start - position) % period
     old = np.where(beyond & (position == 0), start, counted).astype(first.dtype)
-    return old, _step("dec", old[runs.last], limit[runs.last], None)[0]
+    return old, _step("dec", old[runs.last], limit[runs.last], None)
 
 
 def _rank_by_rank(runs: _Runs, first: Array, value: Array, kind: str) -> tuple[Array, Array]:
@@ -276,5 +276,5 @@ def _rank_by_rank(runs: _Runs, first: Array, value: Array, kind: str) -> tuple[A
         which = np.flatnonzero(runs.lengths > rank)
         at = runs.starts[which] + rank
         old[at] = current[which]
-        current[which] = _step(kind, current[which], value[at], None)[0]
+        current[which] = _step(kind, current[which], value[at], None)
     return old, current

@@ -15,6 +15,8 @@ from gpufleet.virtual.interpreter.lanes import Geometry, Space
 from gpufleet.virtual.interpreter.values import Array
 
 _REMEMBERED = 16
+_GRID_WORKSPACE = 32
+"""Bytes; cooperative groups use the first eight (its details/driver_abi.h)."""
 _STACK_LIMIT = 512 << 10
 """Local memory of a thread, as on every GPU (CUDA C++ Programming Guide, technical specifications)."""
 
@@ -82,7 +84,9 @@ class Batch:
         """Return the bytes of a block's shared memory, a lane's local memory, or the parameters."""
         if space == "shared":
             return self._shared_bytes
-        return self._local_stride if space == "local" else len(self.launch.parameters)
+        if space == "local":
+            return self._local_stride
+        return len(self.launch.parameters) if space == "param" else _GRID_WORKSPACE
 
     def start_of(self, space: str, lane: int) -> int:
         """Return where a lane's part of shared or local memory, or the parameters, begins, in bytes."""
@@ -102,6 +106,8 @@ class Batch:
             return self._shared
         if space == "local":
             return self._local
+        if space == "grid":
+            return np.zeros(_GRID_WORKSPACE, np.uint8)
         padding = -len(self.launch.parameters) % 16
         return np.frombuffer(self.launch.parameters + bytes(padding), np.uint8)
 
@@ -127,6 +133,8 @@ class Batch:
         The unit is an element of 2**shift bytes.
         """
         geometry = self.geometry
+        if space not in ("shared", "local"):
+            return None
         if (geometry.blocks if space == "shared" else geometry.lanes) == 1:
             return None
         whole = self._bases.get((space, shift))

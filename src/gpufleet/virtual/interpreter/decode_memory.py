@@ -14,7 +14,7 @@ from gpufleet.virtual.interpreter.decode import Decoder, Handler
 from gpufleet.virtual.interpreter.memory import WINDOW_BITS, WINDOWS, Access
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.specials import special
-from gpufleet.virtual.interpreter.values import DTYPES, Array
+from gpufleet.virtual.interpreter.values import DTYPES, Array, reader
 from gpufleet.virtual.ptx.errors import invalid, unsupported
 from gpufleet.virtual.ptx.scalars import SIZES, is_float
 from gpufleet.virtual.ptx.syntax import Address, Discard, Instruction, Operand, Special, Symbol, Vector
@@ -45,8 +45,8 @@ def _mov(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     if isinstance(source, Special):
         return [moves.read_special(place, special(source.name, line), source.type, type)]
     if isinstance(source, Symbol) and source.space in ("local", "param"):
-        address, before = decoder.address(source, instruction)
-        return [*before, copy(*place, address)]
+        (slot, _), before = decoder.address(source, instruction)
+        return [*before, copy(*place, (slot, reader(DTYPES["u64"], type)))]
     return [copy(*place, decoder.source(source, type, instruction))]
 
 
@@ -238,7 +238,7 @@ def _isspacep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
 
 
 def _nothing(decoder: Decoder, instruction: Instruction) -> list[Operation]:
-    """Fences and prefetches: memory is in order, and there are no caches."""
+    """Fences, prefetches, hints: memory is in order, there are no caches, and grids follow one another."""
     return []
 
 
@@ -262,6 +262,7 @@ HANDLERS: dict[str, Handler] = {
     "cvta": _cvta,
     "isspacep": _isspacep,
     "membar": _nothing,
+    "griddepcontrol": _nothing,
     "fence": _nothing,
     "prefetch": _nothing,
     "prefetchu": _nothing,

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 SHARED_WINDOW = 0x7C5A_0000_0000_0000
 LOCAL_WINDOW = 0x7C10_0000_0000_0000
 PARAMETER_WINDOW = 0x7C9A_0000_0000_0000
+GRID_WINDOW = 0x7C66_0000_0000_0000
 """Where the spaces lie in generic addresses: beyond what a 64-bit CPU can map, so never a global address."""
 
 WINDOW_BITS = 48
-WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
+WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW, "grid": GRID_WINDOW}
+"""`grid` is the workspace that cooperative groups find through %envreg1 and 2, for `grid.sync()`."""
 _SPACE_OF_WINDOW = {window >> WINDOW_BITS: space for space, window in WINDOWS.items()}
 _MASK = (1 << 64) - 1
 
@@ -150,7 +152,8 @@ class Access:
         elif space == "local":
             indices = info.based(self.shift, "local", batch.bases(group, "local", self.shift))
         else:
-            self._refuse_writing(group, info.addresses + np.uint64(offset & _MASK))
+            if space == "param":
+                self._refuse_writing(group, info.addresses + np.uint64(offset & _MASK))
             indices = info.relative(self.shift)
         return Place(batch.view_of(space, self.dtype), start, indices)
 
@@ -185,9 +188,7 @@ class Access:
             raise self._outside(group, np.array([address], np.uint64), space)
         if space == "param":
             self._refuse_writing(group, np.array([address], np.uint64))
-            bases = None
-        else:
-            bases = batch.bases(group, space, self.shift)
+        bases = batch.bases(group, space, self.shift)
         return Place(batch.view_of(space, self.dtype), address >> self.shift, bases)
 
     def _with_exact_addresses(self, group: Group, addresses: Array, offset: int) -> Place | MixedPlace:
@@ -257,4 +258,4 @@ class Access:
         return access_fault(code, what, group, self.instruction, slot, address, note)
 
 
-_OWNER = {"shared": "the block", "local": "the thread", "param": "the kernel"}
+_OWNER = {"shared": "the block", "local": "the thread", "param": "the kernel", "grid": "the grid"}

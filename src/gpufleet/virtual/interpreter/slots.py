@@ -95,7 +95,9 @@ class Slots:
             return self.constant(operand.bits, type), None
         if isinstance(operand, Negated):
             return operand.register.index, np.logical_not
-        if isinstance(operand, Symbol) and SIZES[type] == 8:
+        if isinstance(operand, Symbol) and (
+            SIZES[type] == 8 or (SIZES[type] == 4 and operand.space == "shared")
+        ):
             return self.constant(self.address(operand, line), type), None
         raise unsupported(f"{_describe(operand)} as a source of type .{type}", line)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpufleet.virtual.interpreter.lanes import WARP
+from gpufleet.virtual.interpreter.memory import GRID_WINDOW
 from gpufleet.virtual.interpreter.values import Array, constant
 from gpufleet.virtual.ptx.errors import unsupported
 
@@ -46,6 +47,13 @@ def _block_size(axis: int) -> Special:
 
 def _grid_size(axis: int) -> Special:
     return lambda group: np.array([group.batch.launch.grid[axis]], np.uint32)
+
+
+def _workspace(shift: int) -> Special:
+    """Half of the address of a cooperative launch's workspace, 0 in other launches."""
+    half = constant(GRID_WINDOW >> shift & 0xFFFFFFFF, "u32")
+    nothing = constant(0, "u32")
+    return lambda group: half if group.batch.launch.cooperative else nothing
 
 
 def _fixed(value: int, type: str = "u32") -> Special:
@@ -101,11 +109,21 @@ _SPECIALS: dict[str, Special] = {
     **{f"%{name}.w": _fixed(0) for name in ("tid", "ctaid")},
     **{f"%{name}.w": _fixed(1) for name in ("ntid", "nctaid")},
     **{f"%envreg{i}": _fixed(0) for i in range(32)},
+    "%envreg1": _workspace(32),
+    "%envreg2": _workspace(0),
     "%laneid": _lane_id,
     "%warpid": _warp_id,
     "%nwarpid": lambda group: np.array([group.batch.geometry.warps], np.uint32),
     "%smid": _processor,
     "%nsmid": lambda group: np.array([group.batch.launch.multiprocessors], np.uint32),
+    # Without clusters every block is one (PTX ISA 10, %is_explicit_cluster).
+    "%is_explicit_cluster": _fixed(0, "pred"),
+    "%cluster_ctarank": _fixed(0),
+    "%cluster_nctarank": _fixed(1),
+    **{f"%clusterid.{axis}": _block_coordinate(i) for i, axis in enumerate("xyz")},
+    **{f"%nclusterid.{axis}": _grid_size(i) for i, axis in enumerate("xyz")},
+    **{f"%cluster_ctaid.{axis}": _fixed(0) for axis in "xyz"},
+    **{f"%cluster_nctaid.{axis}": _fixed(1) for axis in "xyz"},
     "%gridid": _fixed(0, "u64"),
     "%clock": _clock,
     "%clock_hi": _clock_high,

@@ -337,6 +337,11 @@ _SYNCHRONIZATION = (
     _spec("barrier", "wait for the threads of the block", *_BARRIERS),
     _spec("membar", "order memory accesses", Form("", "", "scope")),
     _spec(
+        "griddepcontrol",
+        "order this grid and those before and after it",
+        Form("", "", "action=launch_dependents|wait"),
+    ),
+    _spec(
         "fence",
         "order memory accesses",
         Form("", "", "semantics? scope"),
@@ -397,7 +402,7 @@ _OTHER = " ".join(
     (
         "ldmatrix stmatrix movmatrix mma wmma wgmma tcgen05",  # matrices
         "tex tld4 txq istypep suld sust sured suq",  # textures and surfaces
-        "mbarrier cp tensormap mapa getctarank multimem clusterlaunchcontrol griddepcontrol setmaxnreg",
+        "mbarrier cp tensormap mapa getctarank multimem clusterlaunchcontrol setmaxnreg",
         "applypriority discard createpolicy",
         "stacksave stackrestore alloca",
         "vadd vsub vabsdiff vmin vmax vshl vshr vmad vset",  # video
