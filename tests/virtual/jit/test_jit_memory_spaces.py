@@ -1,0 +1,5 @@
+"""The interpreter's tests of memory spaces, on the JIT engine; conftest.py chooses the engine."""
+
+from __future__ import annotations
+
+from test_memory_spaces import *  # noqa: F403
