@@ -459,6 +459,8 @@ def _root_or_reciprocal(compute: Compute, exact: str) -> Emitter:
 def _approximation(emit_single: Callable[[Code, int, str], str]) -> Emitter:
     def emit(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         if op.type == "f64":
+            if "ftz" not in op:  # ptxas makes this one accurate: CUDA's rsqrt() is nothing else
+                return approx.inverse_root_double(c, n, a[0])
             return approx.high_word(c, n, approx.inverse_root_double(c, n, approx.high_word(c, n, a[0])))
         if op.type.startswith(("f16", "bf16")):
             base = op.type.removesuffix("x2")
