@@ -209,6 +209,19 @@ def _argument(low: Lowering, instruction: Instruction, operand: Operand, paramet
     return block
 
 
+def register_indices(function: Function, parameters: Sequence[Parameter]) -> set[int]:
+    """Registers in which parameters or results travel."""
+    names = {p.name for p in parameters if p.register}
+    return {r.index for r in function.body.registers if r.name in names}
+
+
+def write_register_result(low: Lowering, result: Parameter, block: str) -> None:
+    """At a function's end: put a `.reg` result into its block, for the lanes that called."""
+    register = next(r for r in low.unit.graph.body.registers if r.name == result.name)
+    value = low.fetch(register, f"b{8 * SIZES[result.type]}", low.lanes)
+    _write_words(low, block, 0, SIZES[result.type], value)
+
+
 def read_register_parameter(low: Lowering, parameter: Parameter, block: str) -> None:
     """At a function's start: bring a `.reg` parameter from its block into its register."""
     register = next(r for r in low.unit.graph.body.registers if r.name == parameter.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpufleet.virtual.jit import barriers
 from gpufleet.virtual.jit.abi import FAULT_TRAP, FAULT_WILD_BRANCH
 from gpufleet.virtual.jit.arithmetic import comparison
-from gpufleet.virtual.jit.diverged import Diverged, check_stop, entry_label, fault
+from gpufleet.virtual.jit.diverged import Diverged, check_stop, entry_label, fault, forgetting
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.nodes import Node, is_barrier
 from gpufleet.virtual.jit.shapes import Shapes
@@ -150,6 +150,7 @@ class Converged(Lowering):
         c.label(self.label(node.index))
         self.node = node.index
         self.checked.clear()
+        self.known.clear()
         instructions = self.unit.graph.body.instructions
         last = instructions[node.stop - 1]
         ends_flow = last.opcode in ("bra", "brx", "ret", "exit", "trap") or is_barrier(last)
@@ -175,8 +176,10 @@ class Converged(Lowering):
         c.branch(condition, work, after)
         c.label(work)
         checked = {key: set(value) for key, value in self.checked.items()}
+        known = dict(self.known)
         self.lower(instruction)
         self.checked = checked
+        self.known = forgetting(known, instruction)
         for register in reads_and_writes(instruction)[1]:
             for key in [key for key in self.checked if key[0] == register]:
                 del self.checked[key]
@@ -334,6 +337,7 @@ class Converged(Lowering):
     def _emit_side(self, node: Node) -> None:
         self.node = node.index
         self.checked = {}
+        self.known = {}
         instructions = self.unit.graph.body.instructions
         for position in range(node.start, node.stop):
             if instructions[position].opcode != "bra":

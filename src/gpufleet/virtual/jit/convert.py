@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpufleet.virtual.jit.floating import flush, narrow, saturate, step, widen
+from gpufleet.virtual.jit.floating import directed, flush, narrow, saturate, step, widen
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import Code, constant, float_constant, vector
 from gpufleet.virtual.ptx.operations import Operation
@@ -149,12 +149,9 @@ def _float_to_float(c: Code, op: Operation, n: int, a: str) -> str:
 
 
 def _narrow_double(c: Code, n: int, a: str, rounding: str) -> str:
-    d, f = vector("double", n), vector("float", n)
-    near = c.let(f"fptrunc {d} {a} to {f}")
     if rounding == "rn":
-        return near
-    back = c.let(f"fpext {f} {near} to {d}")
-    return step(c, "float", n, near, c.let(f"fsub {d} {a}, {back}"), rounding)
+        return c.let(f"fptrunc {vector('double', n)} {a} to {vector('float', n)}")
+    return directed(c, "fptrunc", "float", n, [a], rounding)
 
 
 def _narrow(c: Code, target: str, n: int, value: str, rounding: str) -> str:

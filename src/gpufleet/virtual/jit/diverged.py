@@ -18,6 +18,7 @@ from gpufleet.virtual.jit.nodes import Node, is_barrier
 from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.text import constant, vector
 from gpufleet.virtual.jit.unit import Unit
+from gpufleet.virtual.ptx.flow import reads_and_writes
 from gpufleet.virtual.ptx.syntax import Instruction, Label, Register, Targets
 
 
@@ -59,6 +60,8 @@ class Diverged(Lowering):
         if self.guard is not None:
             return True
         known, node = self.unit.facts, self.unit.graph.nodes[self.node]
+        if register in known.returned:
+            return True
         if known.only(register) is not None and not node.in_loop:
             return False
         live = self.unit.graph.live_in
@@ -105,6 +108,7 @@ class Diverged(Lowering):
         c.do(f"store {masks.type} {masks.none}, ptr {self.pending[node.index]}")
         self.node = node.index
         self.checked.clear()
+        self.known.clear()
         instructions = self.unit.graph.body.instructions
         ends_flow = instructions[node.stop - 1].opcode in _TERMINATORS or is_barrier(
             instructions[node.stop - 1]
@@ -126,6 +130,7 @@ class Diverged(Lowering):
             self.code.jump(label)
             self.code.label(label)
             self.checked.clear()
+            self.known.clear()
 
     def emit_instruction(self, instruction: Instruction) -> None:
         """Emit one instruction; a guard narrows the mask."""
@@ -138,8 +143,10 @@ class Diverged(Lowering):
         assert mask is not None
         self.code.branch(self.masks.any(self.code, mask), work, after)
         self.code.label(work)
+        known = dict(self.known)
         self.lower(instruction)
         self.guard = None
+        self.known = forgetting(known, instruction)
         self.code.jump(after)
         self.code.label(after)
 
@@ -265,6 +272,13 @@ class Diverged(Lowering):
 
 
 _TERMINATORS = frozenset({"bra", "brx", "ret", "exit", "trap"})
+
+
+def forgetting(known: dict[int, str], instruction: Instruction) -> dict[int, str]:
+    """What is known after an instruction that may not have been carried out."""
+    for register in reads_and_writes(instruction)[1]:
+        known.pop(register, None)
+    return known
 
 
 def entry_label(node: int, position: int) -> str:

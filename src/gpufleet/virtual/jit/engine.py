@@ -224,7 +224,8 @@ def widest_vector(function: Function, vector_bytes: int) -> int:
 
     Two hardware vectors of 32-bit values hide the latency of floating-point operations; four also
     halve the cost of everything scalar, if the values alive at once still fit the registers: on
-    Zen 3 a vector addition is 1.3 times faster with 32 lanes, mandelbrot 1.4 times with 16.
+    Zen 3 a vector addition is 1.3 times faster with 32 lanes, mandelbrot 1.4 times with 16. Where even
+    two do not fit by far, one is compiled in half the time.
     """
     hardware = vector_bytes // 4
     graph = build_graph(function.body)
@@ -237,7 +238,9 @@ def widest_vector(function: Function, vector_bytes: int) -> int:
                 words += max(SIZES[register.type] // 4, 1)
         most = max(most, words)
     registers = 32 if vector_bytes == 64 else 16
-    return min(4 * hardware if 4 * most <= registers else 2 * hardware, WARP)
+    if 4 * most <= registers:
+        return min(4 * hardware, WARP)
+    return hardware if most > registers else 2 * hardware
 
 
 def _needs_whole_warps(function: Function) -> bool:

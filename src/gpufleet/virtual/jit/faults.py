@@ -107,9 +107,7 @@ _GUARD = 1 << 16
 """Bytes around a stack's end that nothing but its overflow touches."""
 
 
-def _where(
-    job: Job, launch: Launch, kernel: str, site: dict[str, Any], lane: int, lanes: int
-) -> str:
+def _where(job: Job, launch: Launch, kernel: str, site: dict[str, Any], lane: int, lanes: int) -> str:
     """The same words as the interpreter's."""
     text = f"kernel {kernel}"
     if "function" in site:

@@ -3,9 +3,7 @@
 Half precision is computed in double and rounded once: for add, mul and fma the double result is
 exact enough that the second rounding changes nothing. bfloat16 is the upper half of a float.
 
-Directed rounding (.rz, .rm, .rp) is done by computing the nearest result and its exact error
-(TwoSum, TwoProduct), then stepping one unit where the error says so; for f32 in double, where the
-error of a double operation decides.
+Directed rounding (.rz, .rm, .rp) is left to the hardware (`directed`).
 """
 
 from __future__ import annotations
@@ -57,11 +55,14 @@ def widen(c: Code, type: str, n: int, value: str, target: str = "double") -> str
 
 
 def narrow(c: Code, type: str, n: int, value: str, source: str = "double") -> str:
-    """Round to nearest even, to half or bfloat16."""
-    if type == "f16":
-        return c.let(f"fptrunc {vector(source, n)} {value} to {vector('half', n)}")
+    """Round to nearest even, to half or bfloat16; the one NaN is 0x7fff."""
     i32, i1, f32 = vector("i32", n), vector("i1", n), vector("float", n)
     single = value if source == "float" else _round_to_odd(c, n, value)
+    if type == "f16":
+        half = vector("half", n)
+        rounded = c.let(f"fptrunc {f32} {single} to {half}")
+        number = c.let(f"fcmp ord {f32} {single}, {single}")
+        return c.let(f"select {i1} {number}, {half} {rounded}, {half} {constant('half', 0x7FFF, n)}")
     bits = c.let(f"bitcast {f32} {single} to {i32}")
     lowest = c.let(f"and {i32} {c.let(f'lshr {i32} {bits}, {sixteen(n)}')}, {constant('i32', 1, n)}")
     bias = c.let(f"add {i32} {lowest}, {constant('i32', 0x7FFF, n)}")
@@ -128,15 +129,30 @@ def _in_double(compute: Compute) -> Emitter:
     def emit(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         base = op.type.removesuffix("x2")
         lanes = 2 * n if packed(op) else n
-        wide = [widen(c, base, lanes, unpack(c, op, n, x)) for x in a]
+        parts = [unpack(c, op, n, x) for x in a]
+        if "ftz" in op:
+            parts = [_flush_half(c, lanes, x) for x in parts]
+        wide = [widen(c, base, lanes, x) for x in parts]
         result = compute(c, "double", lanes, wide)
         if "sat" in op:
             result = saturate(c, "double", lanes, result)
         if "relu" in op:
             result = _relu(c, "double", lanes, result)
-        return pack(c, op, n, narrow(c, base, lanes, result))
+        half = narrow(c, base, lanes, result)
+        return pack(c, op, n, _flush_half(c, lanes, half) if "ftz" in op else half)
 
     return emit
+
+
+def _flush_half(c: Code, n: int, value: str) -> str:
+    """Subnormal halves to zero of the same sign."""
+    t, i = vector("half", n), vector("i16", n)
+    bits = c.let(f"bitcast {t} {value} to {i}")
+    magnitude = c.let(f"and {i} {bits}, {constant('i16', 0x7FFF, n)}")
+    tiny = c.let(f"icmp ult {i} {magnitude}, {constant('i16', 0x0400, n)}")
+    sign = c.let(f"and {i} {bits}, {constant('i16', 0x8000, n)}")
+    kept = c.let(f"select {vector('i1', n)} {tiny}, {i} {sign}, {i} {bits}")
+    return c.let(f"bitcast {i} {kept} to {t}")
 
 
 def _relu(c: Code, element: str, n: int, value: str) -> str:
@@ -170,8 +186,8 @@ def _reciprocal(c: Code, element: str, n: int, a: Sequence[str]) -> str:
     return c.let(f"fdiv {vector(element, n)} {float_constant(element, 1.0, n)}, {a[0]}")
 
 
-def _arithmetic(compute: Compute, exact: str) -> Emitter:
-    """add, sub, mul, div, fma, rcp, sqrt; `exact` names how the rounding error is found."""
+def _arithmetic(compute: Compute, operation: str) -> Emitter:
+    """add, sub, mul, div, fma, rcp, sqrt; `operation` is LLVM's word for it."""
 
     def emit(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         if op.type.startswith(("f16", "bf16")):
@@ -179,13 +195,17 @@ def _arithmetic(compute: Compute, exact: str) -> Emitter:
         if op.type == "f32x2":
             return _paired(c, op, n, a, compute)
         element = scalar_type(op.type)
+        if len(op.types) > 1:  # the factors are halves, or the first summand
+            halves = len(a) - 1
+            a = [widen(c, op.types[1], n, x, "float") if i < halves else x for i, x in enumerate(a)]
         if "ftz" in op and element == "float":
             a = [flush(c, n, x) for x in a]
         rounding = op.get("rounding", "rn")
         if rounding == "rn":
             result = compute(c, element, n, a)
         else:
-            result = _directed(c, element, n, a, compute, exact, rounding)
+            one = [float_constant(element, 1.0, n)] if op.name == "rcp" else []
+            result = directed(c, operation, element, n, [*one, *a], rounding)
         if "sat" in op:
             result = saturate(c, element, n, result)
         return flush(c, n, result) if "ftz" in op and element == "float" else result
@@ -204,30 +224,44 @@ def _paired(c: Code, op: Operation, n: int, a: Sequence[str], compute: Compute) 
     return c.let(f"bitcast {pairs} {result} to {whole}")
 
 
-def _directed(
-    c: Code, element: str, n: int, a: Sequence[str], compute: Compute, exact: str, rounding: str
-) -> str:
-    if element == "float":
-        return _directed_single(c, n, a, compute, exact, rounding)
-    near = compute(c, "double", n, a)
-    error = _ERRORS[exact](c, n, a, near)
-    return step(c, "double", n, near, error, rounding)
+def directed(c: Code, operation: str, element: str, n: int, a: Sequence[str], rounding: str) -> str:
+    """Let the hardware round as asked: a function of its own changes the mode, computes, and restores it.
+
+    LLVM moves nothing across because the function is `strictfp` and its operation says that the mode
+    is not known.
+    """
+    sources = [vector(_SOURCES.get(operation, element), n)] * len(a)
+    t = vector(element, n)
+    name = f"round.{operation}.{rounding}.{element}.{n}"
+    arguments = ", ".join(f"{s} %x{i}" for i, s in enumerate(sources))
+    passed = ", ".join(f"{s} %x{i}" for i, s in enumerate(sources))
+    overload = _short(t) if operation != "fptrunc" else f"{_short(t)}.{_short(sources[0])}"
+    intrinsic = f"llvm.experimental.constrained.{operation}.{overload}"
+    plain = ", ".join(sources)
+    c.declare("declare void @llvm.set.rounding(i32)")
+    c.declare(f"declare {t} @{intrinsic}({plain}, metadata, metadata)")
+    c.declare(
+        f"define internal {t} @{name}({arguments}) noinline nounwind strictfp {{\n"
+        f"  call void @llvm.set.rounding(i32 {_MODES[rounding]}) strictfp\n"
+        f'  %r = call {t} @{intrinsic}({passed}, metadata !"round.dynamic", '
+        f'metadata !"fpexcept.ignore") strictfp\n'
+        f"  call void @llvm.set.rounding(i32 1) strictfp\n  ret {t} %r\n}}"
+    )
+    given = ", ".join(f"{s} {x}" for s, x in zip(sources, a, strict=True))
+    return c.let(f"call {t} @{name}({given})")
 
 
-def _directed_single(c: Code, n: int, a: Sequence[str], compute: Compute, exact: str, rounding: str) -> str:
-    """In double: the double result, its own error, and what rounding it to float loses, together say
-    on which side of the float the exact result lies."""
-    f, d = vector("float", n), vector("double", n)
-    wide = [c.let(f"fpext {f} {x} to {d}") for x in a]
-    double = compute(c, "double", n, wide)
-    tail = _ERRORS[exact](c, n, wide, double)
-    near = c.let(f"fptrunc {d} {double} to {f}")
-    lost = c.let(f"fsub {d} {double}, {c.let(f'fpext {f} {near} to {d}')}")
-    zero = float_constant("double", 0.0, n)
-    nothing = c.let(f"fcmp oeq {d} {lost}, {zero}")
-    error = c.let(f"select {vector('i1', n)} {nothing}, {d} {tail}, {d} {lost}")
-    # An overflow to infinity has lost "minus infinity": the step back gives the largest float.
-    return step(c, "float", n, near, error, rounding)
+_MODES = {"rz": 0, "rn": 1, "rp": 2, "rm": 3}
+"""As C's FLT_ROUNDS numbers them."""
+_SOURCES = {"fptrunc": "double"}
+
+
+def _short(type: str) -> str:
+    """How a type is written in an intrinsic's name."""
+    if type[0] == "<":
+        count, _, element = type[1:-1].partition(" x ")
+        return f"v{count}{_short(element)}"
+    return {"float": "f32", "double": "f64"}[type]
 
 
 def step(c: Code, element: str, n: int, near: str, error: str, rounding: str) -> str:
@@ -266,72 +300,6 @@ def step(c: Code, element: str, n: int, near: str, error: str, rounding: str) ->
     other = c.let(f"select {i1} {is_zero}, {i} {first}, {i} {other}")
     moved = c.let(f"select {i1} {move}, {i} {other}, {i} {bits}")
     return c.let(f"bitcast {i} {moved} to {t}")
-
-
-def _sum_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    """a + b - near, exactly (Knuth's TwoSum)."""
-    return _two_sum(c, n, a[0], a[1], near)
-
-
-def _two_sum(c: Code, n: int, x: str, y: str, s: str) -> str:
-    d = vector("double", n)
-    t = c.let(f"fsub {d} {s}, {x}")
-    left = c.let(f"fsub {d} {x}, {c.let(f'fsub {d} {s}, {t}')}")
-    right = c.let(f"fsub {d} {y}, {t}")
-    return c.let(f"fadd {d} {left}, {right}")
-
-
-def _difference_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    minus = c.let(f"fneg {vector('double', n)} {a[1]}")
-    return _two_sum(c, n, a[0], minus, near)
-
-
-def _product_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    """a * b - near, exactly, by a fused multiply-add (but for results near the smallest double)."""
-    minus = c.let(f"fneg {vector('double', n)} {near}")
-    return _fma(c, "double", n, [a[0], a[1], minus])
-
-
-def _fused_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    """The sign of a * b + c - near (Boldo and Muller 2011: the error of an fma is two doubles)."""
-    d = vector("double", n)
-    high = c.let(f"fmul {d} {a[0]}, {a[1]}")
-    low = _product_error(c, n, a, high)
-    alpha1 = c.let(f"fadd {d} {a[2]}, {low}")
-    alpha2 = _two_sum(c, n, a[2], low, alpha1)
-    beta1 = c.let(f"fadd {d} {high}, {alpha1}")
-    beta2 = _two_sum(c, n, high, alpha1, beta1)
-    gamma = c.let(f"fadd {d} {c.let(f'fsub {d} {beta1}, {near}')}, {beta2}")
-    return c.let(f"fadd {d} {gamma}, {alpha2}")
-
-
-def _quotient_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    """The sign of a / b - near: that of the remainder, turned where b is negative."""
-    d = vector("double", n)
-    minus = c.let(f"fneg {d} {near}")
-    rest = _fma(c, "double", n, [minus, a[1], a[0]])
-    one = c.intrinsic("copysign", d, (d, float_constant("double", 1.0, n)), (d, a[1]))
-    return c.let(f"fmul {d} {rest}, {one}")
-
-
-def _reciprocal_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    return _quotient_error(c, n, [float_constant("double", 1.0, n), a[0]], near)
-
-
-def _root_error(c: Code, n: int, a: Sequence[str], near: str) -> str:
-    minus = c.let(f"fneg {vector('double', n)} {near}")
-    return _fma(c, "double", n, [minus, near, a[0]])
-
-
-_ERRORS: dict[str, Callable[[Code, int, Sequence[str], str], str]] = {
-    "add": _sum_error,
-    "sub": _difference_error,
-    "mul": _product_error,
-    "fma": _fused_error,
-    "div": _quotient_error,
-    "rcp": _reciprocal_error,
-    "sqrt": _root_error,
-}
 
 
 # ------------------------------------------------------------------------------------ sign and order
@@ -440,10 +408,10 @@ def _divide(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
             a = [flush(c, n, x) for x in a]
         result = _plain("fdiv")(c, "float", n, a)
         return flush(c, n, result) if "ftz" in op else result
-    return _arithmetic(_plain("fdiv"), "div")(c, op, n, a)
+    return _arithmetic(_plain("fdiv"), "fdiv")(c, op, n, a)
 
 
-def _root_or_reciprocal(compute: Compute, exact: str) -> Emitter:
+def _root_or_reciprocal(compute: Compute, operation: str) -> Emitter:
     def emit(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         if "approx" in op:
             if op.type == "f64":
@@ -451,7 +419,7 @@ def _root_or_reciprocal(compute: Compute, exact: str) -> Emitter:
             value = flush(c, n, a[0]) if "ftz" in op else a[0]
             result = compute(c, "float", n, [value])
             return flush(c, n, result) if "ftz" in op else result
-        return _arithmetic(compute, exact)(c, op, n, a)
+        return _arithmetic(compute, operation)(c, op, n, a)
 
     return emit
 
@@ -475,13 +443,13 @@ def _approximation(emit_single: Callable[[Code, int, str], str]) -> Emitter:
 
 
 FLOATING: dict[str, Emitter] = {
-    "add": _arithmetic(_plain("fadd"), "add"),
-    "sub": _arithmetic(_plain("fsub"), "sub"),
-    "mul": _arithmetic(_plain("fmul"), "mul"),
+    "add": _arithmetic(_plain("fadd"), "fadd"),
+    "sub": _arithmetic(_plain("fsub"), "fsub"),
+    "mul": _arithmetic(_plain("fmul"), "fmul"),
     "fma": _arithmetic(_fma, "fma"),
     "mad": _arithmetic(_fma, "fma"),
     "div": _divide,
-    "rcp": _root_or_reciprocal(_reciprocal, "rcp"),
+    "rcp": _root_or_reciprocal(_reciprocal, "fdiv"),
     "sqrt": _root_or_reciprocal(_sqrt, "sqrt"),
     "rsqrt": _approximation(approx.inverse_root),
     "sin": _approximation(approx.sine),

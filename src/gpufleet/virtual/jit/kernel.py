@@ -108,26 +108,30 @@ def _function(program: Program, function: Function) -> str:
     """A device function: diverged code from its mask to its last `ret`."""
     graph = build_graph(function.body)
     known = facts(graph, is_kernel=False)
+    known.given = calls.register_indices(function, function.parameters)
+    known.returned = calls.register_indices(function, function.results)
     unit = Unit(program, function, graph, known)
     unit.local_top = "%top"
-    for place, parameter in enumerate(function.parameters):
-        unit.parameter_blocks[parameter.name] = f"%in{place}"
-    for place, result in enumerate(function.results):
-        unit.parameter_blocks[result.name] = f"%out{place}"
+    inputs = {p.name: f"%in{i}" for i, p in enumerate(function.parameters)}
+    outputs = {p.name: f"%out{i}" for i, p in enumerate(function.results)}
+    unit.parameter_blocks = {**inputs, **outputs}
     masked = Diverged(unit, diverged(graph, known, program.block), "return")
     c = unit.code
     beginning = len(c.lines)
     calls.check_local_stack(masked)
-    for parameter, block in zip(
-        (*function.parameters,), (f"%in{i}" for i in range(len(function.parameters))), strict=False
-    ):
+    for parameter in function.parameters:
         if parameter.register:
-            calls.read_register_parameter(masked, parameter, block)
+            calls.read_register_parameter(masked, parameter, inputs[parameter.name])
     masked.begin()
     masked.wait_for(0, "%mask")
     c.jump(masked.test_label(0))
     masked.emit()
     c.label("return")
+    c.do(f"store {unit.masks.type} %mask, ptr {masked.current}")
+    masked.known.clear()
+    for result in function.results:
+        if result.register:
+            calls.write_register_result(masked, result, outputs[result.name])
     c.do("ret void")
     c.lines[beginning:beginning] = unit.forget_registers()
     header = f"define internal void @{calls.symbol_name(function)}({calls.signature(unit, function)})"

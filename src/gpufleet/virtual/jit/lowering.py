@@ -49,6 +49,8 @@ class Lowering:
         """Predicate of the current instruction's guard as i1 lanes, where it has one and lanes differ."""
         self.checked: dict[tuple[int, str], set[int]] = {}
         """Instructions whose access is already known to be in bounds, by base register and space."""
+        self.known: dict[int, str] = {}
+        """Registers whose value was read or written on the straight way to here, as it is kept."""
         self.position = 0
         """Index of the current instruction."""
         self.node = 0
@@ -103,15 +105,33 @@ class Lowering:
         c, unit = self.code, self.unit
         kept = unit.storage[register.index]
         stride = self.shapes.of(register)
+        value = self.known.get(register.index)
+        if value is None:
+            if stride is None:
+                slot = unit.vector_slot(register.index)
+                value = c.let(f"load {unit.vector_type(register.index)}, ptr {slot}")
+            else:
+                value = c.let(f"load {kept}, ptr {unit.scalar_slot(register.index)}")
+            self.known[register.index] = value
         if stride is None:
-            value = c.let(f"load {unit.vector_type(register.index)}, ptr {unit.vector_slot(register.index)}")
             if kept == "i1":
                 value = self.masks.predicate(c, value)
-        else:
-            value = c.let(f"load {kept}, ptr {unit.scalar_slot(register.index)}")
-            if n > 1:
-                value = self.spread(value, kept, stride)
+        elif n > 1:
+            value = self.spread(value, kept, stride)
+        if kept == "float" and not is_float(element) and register.index in unit.facts.computed:
+            value = self._canonical(value, self.lanes if n > 1 else 1)
         return self.reinterpret(value, kept, element, self.lanes if n > 1 else 1)
+
+    def _canonical(self, value: str, n: int) -> str:
+        """A float whose bits are about to be seen: a GPU's arithmetic has one NaN, 0x7fffffff.
+
+        Where only its bits count, and not at every instruction: that would cost as much as an fma.
+        """
+        c, t = self.code, vector("float", n)
+        number = c.let(f"fcmp ord {t} {value}, {value}")
+        return c.let(
+            f"select {vector('i1', n)} {number}, {t} {value}, {t} {constant('float', 0x7FFFFFFF, n)}"
+        )
 
     def spread(self, value: str, element: str, stride: int) -> str:
         """Lane 0 of a uniform or affine value to all lanes."""
@@ -216,9 +236,11 @@ class Lowering:
         elif kept == "i1":
             value = self.masks.make(c, value)
         c.do(f"store {type} {value}, ptr {slot}")
+        self.known[operand.index] = value
 
     def _store_scalar(self, register: int, value: str, kept: str) -> None:
         self.code.do(f"store {kept} {value}, ptr {self.unit.scalar_slot(register)}")
+        self.known[register] = value
 
     # ------------------------------------------------------------------------------------- dispatch
 
@@ -240,7 +262,7 @@ class Lowering:
             FLOATING if is_float_type(operation.type) and operation.name not in ("selp", "slct") else INTEGER
         )
         emitter = convert if operation.name == "cvt" else table.get(operation.name)
-        if emitter is None or (len(operation.types) > 1 and operation.name in ("add", "sub", "fma")):
+        if emitter is None:
             raise self.unit.refuse(instruction)
         stride = self.shapes.result(instruction)
         affine = self.shapes.needs_check(instruction) if stride is not None else None
@@ -264,6 +286,9 @@ def _set_predicate(low: Lowering, instruction: Instruction) -> None:
     """setp: compare, combine with a third predicate, and give the opposite to the second result."""
     operation = instruction.operation
     destination, *sources = instruction.operands
+    if operation.type.endswith("x2"):
+        _set_two_predicates(low, instruction)
+        return
     n = 1 if all(low.stride(s) == 0 for s in sources) else low.lanes
     held = compare(low, instruction, operation.type, sources[0], sources[1], n)
     i1, c = vector("i1", n), low.code
@@ -277,6 +302,28 @@ def _set_predicate(low: Lowering, instruction: Instruction) -> None:
     low.write(first, held, "i1", n)
     if isinstance(destination, Pair):
         low.write(destination.second, opposite, "i1", n)
+
+
+def _set_two_predicates(low: Lowering, instruction: Instruction) -> None:
+    """setp on pairs of halves: the first result is for the low halves, the second for the high ones."""
+    operation, c, n = instruction.operation, low.code, low.lanes
+    destination, *sources = instruction.operands
+    base = operation.type.removesuffix("x2")
+    t, half = vector("i32", n), vector("i16", n)
+    targets = [destination.first, destination.second] if isinstance(destination, Pair) else [destination]
+    for place, target in enumerate(targets):
+        values = []
+        for source in sources[:2]:
+            whole = low.fetch(source, "b32", n)
+            part = c.let(f"lshr {t} {whole}, {constant('i32', 16, n)}") if place else whole
+            bits = c.let(f"trunc {t} {part} to {half}")
+            bits = c.cast("bitcast", half, bits, vector(scalar_type(base), n))
+            values.append(widen(c, base, n, bits, "float"))
+        held = c.let(f"{comparison(operation, base)} {vector('float', n)} {values[0]}, {values[1]}")
+        if "boolean" in operation:
+            third = low.fetch(sources[2], "pred", n)
+            held = c.let(f"{operation.get('boolean')} {vector('i1', n)} {held}, {third}")
+        low.write(target, held, "i1", n)
 
 
 def compare(low: Lowering, instruction: Instruction, ptx: str, a: Operand, b: Operand, n: int) -> str:

@@ -611,16 +611,17 @@ def _store(low: Lowering, instruction: Instruction) -> None:
         return
     sources = source.elements if isinstance(source, Vector) else (source,)
     ordered = operation.get("semantics", "weak") != "weak"
-    element, size, count = scalar_type(operation.type), SIZES[operation.type], len(sources)
+    ptx = "b32" if operation.type == "f32" else operation.type
+    element, size, count = scalar_type(ptx), SIZES[ptx], len(sources)
     place = reach(low, instruction, address, *access_size(instruction))
     c, n = low.code, low.lanes
     keyword = "store volatile" if ordered else "store"
     if place.stride == 0:
         for k, operand in enumerate(sources):
             pointer = place.pointer if not k else c.field(place.pointer, k * size)
-            c.do(f"{keyword} {element} {_last(low, operand, operation.type)}, ptr {pointer}, align {size}")
+            c.do(f"{keyword} {element} {_last(low, operand, ptx)}, ptr {pointer}, align {size}")
         return
-    values = [low.fetch(operand, operation.type, n) for operand in sources]
+    values = [low.fetch(operand, ptx, n) for operand in sources]
     if place.stride == size * count and low.active() is None:
         whole = f"<{n * count} x {element}>"
         c.do(f"{keyword} {whole} {_interleave(low, element, values)}, ptr {place.pointer}, align {size}")

@@ -77,8 +77,14 @@ class Facts:
     """Registers read by a node other than the one that defines them."""
     node_of: dict[int, int] = field(default_factory=dict)
     """Node of each register's last definition."""
+    computed: set[int] = field(default_factory=set)
+    """Registers that may hold a float which an instruction computed: a NaN in it has no payload yet."""
     is_kernel: bool = True
     """Whether parameters are the launch's, the same for all lanes."""
+    given: set[int] = field(default_factory=set)
+    """Registers that are parameters of a function."""
+    returned: set[int] = field(default_factory=set)
+    """Registers that are results of a function."""
     read: set[int] = field(default_factory=set)
     """Registers that anything reads."""
 
@@ -98,6 +104,7 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
             for register in writes:
                 result.definitions.setdefault(register, []).append(instruction)
                 result.node_of[register] = node.index
+    _find_computed(result)
     for node in graph.nodes:
         live = graph.live_in[node.index]
         while live:
@@ -105,6 +112,27 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
             result.used_outside.add(low.bit_length() - 1)
             live ^= low
     return result
+
+
+_COPIES = frozenset({"mov", "selp", "slct"})
+
+
+def _find_computed(known: Facts) -> None:
+    """Follow computed floats through copies."""
+    changed = True
+    while changed:
+        changed = False
+        for register, definitions in known.definitions.items():
+            if register not in known.computed and any(_computes(i, known) for i in definitions):
+                known.computed.add(register)
+                changed = True
+
+
+def _computes(instruction: Instruction, known: Facts) -> bool:
+    operation = instruction.operation
+    if operation.name in _COPIES:
+        return any(isinstance(o, Register) and o.index in known.computed for o in instruction.operands[1:])
+    return operation.type == "f32" and operation.name not in ("ld", "ldu", "atom", "abs", "neg", "call")
 
 
 class Shapes:
@@ -144,6 +172,8 @@ class Shapes:
         if name in _WARP_RESULTS:
             return 0
         sources = self._sources(instruction)
+        if name == "setp" and instruction.operation.type.endswith("x2"):
+            return None
         if name == "cvta" and instruction.operation.space == "local":
             return None
         if name == "match":
@@ -338,6 +368,8 @@ def diverged(graph: Graph, known: Facts, block: BlockShape) -> Shapes:
 def _solve(graph: Graph, known: Facts, block: BlockShape, diverged: bool) -> Shapes:
     """Go down from "not seen yet" until nothing changes; what nothing defines is as good as uniform."""
     shapes = Shapes(graph.body, known, block)
+    for register in known.given | known.returned:
+        shapes.strides[register] = None
     while _pass(graph, shapes, known, diverged):
         pass
     shapes.strides = [0 if s == UNKNOWN else s for s in shapes.strides]

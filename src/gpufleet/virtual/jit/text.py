@@ -205,6 +205,10 @@ class Code:
         self._declarations.add(f"declare {result} @{full}({signature})")
         return f"call {result} @{full}({', '.join(f'{type} {value}' for type, value in arguments)})"
 
+    def declare(self, text: str) -> None:
+        """Add a declaration, or the definition of a function, to the module."""
+        self._declarations.add(text)
+
     def function(self, name: str, result: str, *arguments: tuple[str, str], tail: str = "") -> str:
         """Call one of the runtime's functions."""
         self._declarations.add(f"declare {result} @{name}({', '.join(type for type, _ in arguments)}){tail}")
