@@ -238,9 +238,10 @@ def widest_vector(function: Function, vector_bytes: int) -> int:
                 words += max(SIZES[register.type] // 4, 1)
         most = max(most, words)
     registers = 32 if vector_bytes == 64 else 16
-    if 4 * most <= registers:
-        return min(4 * hardware, WARP)
-    return hardware if most > registers else 2 * hardware
+    doubles = sum(i.operation.type == "f64" for i in function.body.instructions)
+    if most > registers or 4 * doubles > len(function.body.instructions):
+        return hardware
+    return min(4 * hardware, WARP) if 4 * most <= registers else 2 * hardware
 
 
 def _needs_whole_warps(function: Function) -> bool:

@@ -27,6 +27,10 @@ from gpufleet.virtual.jit.unit import Program, Unit
 from gpufleet.virtual.ptx.syntax import Function
 
 ENTRY = "gf_kernel"
+_METADATA = """!0 = !{}
+!1 = distinct !{!1, !2}
+!2 = !{!"llvm.loop.unroll.disable"}
+"""
 BARRIERS_BYTES = BARRIERS * BARRIER_BYTES
 
 
@@ -79,7 +83,7 @@ def generate(program: Program) -> Generated:
     loops = any(s <= n.index for n in graph.nodes for s in n.successors)
     calls = any(i.opcode == "call" for i in graph.body.instructions)
     source = "\n".join(
-        [text, *functions, *program.helpers.values(), *sorted(program.declarations), "!0 = !{}", ""]
+        [text, *functions, *program.helpers.values(), *sorted(program.declarations), _METADATA]
     )
     return Generated(
         source,
@@ -143,6 +147,11 @@ def _attributes(program: Program) -> str:
     return f'nounwind "probe-stack"="inline-asm" "prefer-vector-width"="{width}" "min-legal-vector-width"="0"'
 
 
+_LONG = 400
+"""Instructions from which a kernel that shares nothing gets the diverged form of its code alone: such
+kernels compute (fmath.cu of the corpus), and two forms would be compiled for a second."""
+
+
 class _Skeleton:
     """The loops over blocks and warps around the two forms of a kernel's code."""
 
@@ -152,6 +161,8 @@ class _Skeleton:
         self.straight = straight
         self.masked = masked
         self.has_barriers = has_barriers
+        size = len(unit.graph.body.instructions)
+        self.only_masked = size > _LONG and not has_barriers and not unit.program.shared.static_bytes
 
     def emit(self) -> None:
         """Emit the function's body."""
@@ -206,14 +217,18 @@ class _Skeleton:
         self.masked.begin()
         if self.has_barriers:
             self._resume()
-        c.branch(c.let(f"icmp sge i32 %rest, {unit.lanes}"), self.straight.label(0), "partial")
+        if self.only_masked:
+            c.jump("partial")
+        else:
+            c.branch(c.let(f"icmp sge i32 %rest, {unit.lanes}"), self.straight.label(0), "partial")
         c.label("partial")
         lanes = c.lanes("i32", 1, unit.lanes)
         t = vector("i32", unit.lanes)
         exists = c.let(f"icmp ult {t} {lanes}, {c.splat('i32', '%rest', unit.lanes)}")
         self.masked.wait_for(0, unit.masks.make(c, exists))
         c.jump(self.masked.test_label(0))
-        self.straight.emit()
+        if not self.only_masked:
+            self.straight.emit()
         self.masked.emit()
         if self.has_barriers:
             c.label("masked.end")
