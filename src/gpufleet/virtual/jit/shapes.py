@@ -73,6 +73,8 @@ class Facts:
     """What the text alone says about a function's registers."""
 
     definitions: dict[int, list[Instruction]] = field(default_factory=dict)
+    rows: list[tuple[Instruction, set[int], set[int]]] = field(default_factory=list)
+    """Every instruction that control reaches, with the registers it reads and writes."""
     used_outside: set[int] = field(default_factory=set)
     """Registers read by a node other than the one that defines them."""
     node_of: dict[int, int] = field(default_factory=dict)
@@ -100,6 +102,7 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
     for node in graph.nodes:
         for instruction in graph.body.instructions[node.start : node.stop]:
             reads, writes = reads_and_writes(instruction)
+            result.rows.append((instruction, reads, writes))
             result.read |= reads
             for register in writes:
                 result.definitions.setdefault(register, []).append(instruction)
@@ -381,27 +384,25 @@ def _solve(graph: Graph, known: Facts, block: BlockShape, diverged: bool) -> Sha
 def _pass(graph: Graph, shapes: Shapes, known: Facts, diverged: bool) -> bool:
     changed = False
     strides = shapes.strides
-    for node in graph.nodes:
-        for instruction in graph.body.instructions[node.start : node.stop]:
-            reads, writes = reads_and_writes(instruction)
-            if any(strides[r] == UNKNOWN for r in reads):
-                continue
-            stride = shapes.result(instruction)
-            if "cc" in instruction.operation and stride != 0 and shapes.carry == 0:
-                shapes.carry = None
+    for instruction, reads, writes in known.rows:
+        if any(strides[r] == UNKNOWN for r in reads):
+            continue
+        stride = shapes.result(instruction)
+        if "cc" in instruction.operation and stride != 0 and shapes.carry == 0:
+            shapes.carry = None
+            changed = True
+        for index in writes:
+            found = stride
+            if instruction.guard is not None and shapes.of(instruction.guard) != 0:
+                found = None
+            if graph.body.registers[index].type == "pred" and found != 0:
+                found = None
+            if diverged:
+                found = _if_stable(shapes, known, graph, instruction, index, found)
+            joined = found if strides[index] in (UNKNOWN, found) else None
+            if joined != strides[index]:
+                strides[index] = joined
                 changed = True
-            for index in writes:
-                found = stride
-                if instruction.guard is not None and shapes.of(instruction.guard) != 0:
-                    found = None
-                if graph.body.registers[index].type == "pred" and found != 0:
-                    found = None
-                if diverged:
-                    found = _if_stable(shapes, known, graph, instruction, index, found)
-                joined = found if strides[index] in (UNKNOWN, found) else None
-                if joined != strides[index]:
-                    strides[index] = joined
-                    changed = True
     return changed
 
 
