@@ -184,8 +184,13 @@ def test_many_builds_of_one_file_leave_one_whole_file(source: Path, tmp_path: Pa
     [
         ("k.so", None, None, r"k\.so must end in \.fatbin, \.cubin or \.ptx"),
         ("k", [90], None, r"k must end in"),
-        ("k.cubin", None, None, r"No architecture is named to build k\.cubin for"),
-        ("k.ptx", None, None, r"No architecture is named to build k\.ptx for"),
+        (
+            "k.cubin",
+            None,
+            None,
+            r"No architecture is named to build k\.cubin for; name one with --arch, such as",
+        ),
+        ("k.ptx", None, [], r"No architecture is named to build k\.ptx for; name one with --ptx, such as"),
         ("k.fatbin", [], [], r"No architecture is named"),
         ("k.cubin", [80, 90], None, r"exactly one architecture and no PTX.* asked for was --arch 80,90"),
         ("k.cubin", [80], [75], r"asked for was --arch 80 --ptx 75"),

@@ -126,6 +126,40 @@ def test_nothing_is_included_from_the_current_folder(tmp_path: Path, monkeypatch
     assert fatbin.cubin_kernels(result.code) == ["fill"]
 
 
+def test_headers_include_what_lies_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "first.cuh").write_text('#include "second.cuh"\n')
+    (tmp_path / "part" / "second.cuh").write_text(FILL)
+    result = compile_source('#include "part/first.cuh"\n', arch=90, target="cubin", include_dirs=[tmp_path])
+    assert fatbin.cubin_kernels(result.code) == ["fill"]
+
+
+@pytest.mark.parametrize(
+    ("header", "instead"),
+    [("stdint.h", "<cuda/std/cstdint>"), ("cfloat", "<cuda/std/cfloat>"), ("array", "<cuda/std/array>")],
+)
+def test_a_header_of_the_host_names_the_devices(header: str, instead: str) -> None:
+    error = compile_error(f"#include <{header}>\n")
+    assert f"{header} belongs to the host's compiler" in str(error)
+    assert f"{instead}, which comes with `pip install nvidia-cuda-cccl`" in str(error)
+
+
+@pytest.mark.parametrize("header", ["math.h", "cstdio", "assert.h"])
+def test_what_is_built_in_needs_no_header(header: str) -> None:
+    source = (
+        f'#include <{header}>\n__global__ void k(float *p) {{ printf("k"); assert(*p); *p = sinf(*p); }}\n'
+    )
+    assert "leave the #include out" in str(compile_error(source))
+    assert compile_source(source.partition("\n")[2], arch=90, target="ptx").log == ""
+
+
+def test_the_source_is_called_by_its_name_alone() -> None:
+    source = '#warning mind the gap\nextern "C" __global__ void k(const char **name) { *name = __FILE__; }\n'
+    result = compile_source(source, arch=90, target="ptx", name='/a folder/k "1".cu')
+    assert result.log.startswith('k "1".cu(1): warning')
+    assert ", ".join(str(byte) for byte in b'k "1".cu').encode() in result.code
+
+
 def test_templates_are_instantiated_by_name() -> None:
     source = "template <typename T> __global__ void scale(T *p) { *p *= 2; }\n"
     result = compile_source(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import os
+import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -279,6 +284,24 @@ def test_close_while_inside_oneself_is_refused_also_when_waiting(device: Device)
     context.close()
 
 
+def test_close_waits_for_another_thread_of_the_same_name(context: gf.Context) -> None:
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with context:
+            is_inside.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=stay, name=threading.current_thread().name)
+    thread.start()
+    is_inside.wait(60)
+    timer = threading.Timer(0.05, may_leave.set)
+    timer.start()
+    context.close(wait=True)
+    assert context.is_closed
+    thread.join()
+
+
 def test_thread_that_died_inside_does_not_hold_the_context(device: Device) -> None:
     context = device.create_context()
     in_thread(context.push)
@@ -382,3 +405,109 @@ def test_second_failure_while_leaving_is_a_note_on_the_first(context: gf.Context
             in_thread_leave(None, None, None)  # leaves early, so that the block's own leaving fails
             _ = 1 // 0
     assert "leaving" in caught.value.__notes__[0]
+
+
+def test_forgotten_context_with_a_main_stream_is_destroyed(device: Device) -> None:
+    context = device.create_context()
+    buffer = context.alloc(16)
+    buffer.copy_from(bytes(16), stream=context.main_stream)  # which the buffer keeps, and it the context
+    handle = context.handle
+    with pytest.warns(ResourceWarning, match="was never closed"):
+        with pytest.warns(ResourceWarning, match="were never freed"):
+            del context, buffer
+            gc.collect()
+    with pytest.raises(gf.CudaError):
+        device.driver.cuCtxDestroy(handle)
+
+
+def test_closed_context_is_not_kept_by_what_was_in_it(device: Device) -> None:
+    context = device.create_context()
+    context.main_stream.record()
+    context.alloc(16).close()
+    context.close()
+    dead = weakref.ref(context)
+    del context
+    gc.collect()
+    assert dead() is None
+
+
+@pytest.mark.filterwarnings("ignore:16 bytes of .* were never freed:ResourceWarning")
+def test_finalizers_of_two_threads_do_not_wait_for_each_other(device: Device) -> None:
+    contexts = [device.create_context(), device.create_context()]
+    buffers = [[context.alloc(16)] for context in contexts]
+    both_hold_their_lock = threading.Barrier(2)
+
+    def forget_the_others_buffer(mine: int) -> None:
+        both_hold_their_lock.wait(10)
+        buffers[1 - mine].clear()
+        both_hold_their_lock.wait(10)
+
+    threads = [
+        threading.Thread(
+            target=contexts[mine].keep,
+            args=("key", functools.partial(forget_the_others_buffer, mine)),
+            daemon=True,
+        )
+        for mine in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    for context in contexts:
+        context.close()
+    assert not both_hold_their_lock.broken
+
+
+@pytest.mark.parametrize("call", ["_push", "_pop", "_get_current"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_interrupted_entering_or_leaving_leaves_nothing_current(
+    context: gf.Context, call: str, is_done: bool
+) -> None:
+    function = getattr(context, call)
+
+    def interrupted(*arguments: Any) -> Any:
+        if is_done:
+            function(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(context, call, interrupted)
+    with pytest.raises(KeyboardInterrupt), context:
+        pass
+    setattr(context, call, function)
+    assert current(context.driver) == 0
+    assert context.threads_inside() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(virtual: Driver) -> None:
+    context = Device(0, virtual).create_context()
+    buffer = context.alloc(16)
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        context.keep("key", lambda: (is_held.set(), is_over.wait(60)))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        with contextlib.suppress(BaseException):
+            buffer.close()
+            context.close()
+            try:
+                context.keep("other", int)
+            except gf.ForkedProcess:
+                code = 0
+        os._exit(code)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        is_over.set()
+        thread.join()
+        context.close()

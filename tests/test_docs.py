@@ -1,7 +1,8 @@
 """What README.md and docs/ show is what happens: their examples run, on virtual devices.
 
-A `python` block is run as a program. In a `console` block each line that starts with "$ " is run in a
-shell, and what it prints must be the lines below it, where "..." stands for anything.
+A `python` block is run as a program, or by pytest where it has tests. In a `console` block each line that
+starts with "$ " is run in a shell, and what it prints must be the lines below it, where "..." stands for
+anything.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import gpufleet as gf
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PYTEST = ["-m", "pytest", "-q", "-m", "not gpu", "-o", "markers=gpu: needs a real GPU"]
 
 
 class Block(NamedTuple):
@@ -58,8 +60,11 @@ def _no_gpu() -> None:
 
 @pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
 def test_example_runs(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "test_example.py"
+    script.write_text(block.text, encoding="utf-8")
+    options = PYTEST if "\ndef test_" in block.text else []
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block.text],
+        [sys.executable, "-W", "error", *options, script],
         cwd=tmp_path,
         env=environment(GPUFLEET_DRIVER="virtual"),
         capture_output=True,
@@ -67,7 +72,7 @@ def test_example_runs(block: Block, tmp_path: Path) -> None:
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("_no_gpu")

@@ -78,6 +78,11 @@ def test_unknown_driver_is_refused() -> None:
         get_driver("amd")
 
 
+def test_unknown_driver_in_the_environment_names_the_variable() -> None:
+    done = run(LIST.replace("DRIVER", ""), GPUFLEET_DRIVER="amd")
+    assert "GPUFLEET_DRIVER names no driver 'amd': expected one of auto, nvidia, virtual" in done.stderr
+
+
 def test_visible_devices_choose_virtual_ones() -> None:
     both = run(LIST.replace("DRIVER", "'virtual'"))
     second = run(LIST.replace("DRIVER", "'virtual'"), CUDA_VISIBLE_DEVICES="1")
@@ -202,6 +207,12 @@ def test_poison_is_per_driver(virtual: Driver) -> None:
 
     other = get_driver(VirtualDriver(devices=1, visible_devices=None))
     virtual.failure(virtual.raw.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, "cuCtxSynchronize")
-    with pytest.raises(gf.StickyError, match="start a new process"):
+    with pytest.raises(gf.StickyError, match="reset the driver, or use a new one"):
         Device(0, virtual).create_context()
     Device(0, other).create_context().close()
+
+
+def test_reset_ends_the_poison(virtual: Driver) -> None:
+    virtual.failure(virtual.raw.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, "cuCtxSynchronize")
+    virtual.reset()
+    Device(0, virtual).create_context().close()

@@ -12,6 +12,7 @@ from gpufleet.launchlog import LaunchLog
 SAMPLES = [
     errors.CudaError(2, "CUDA_ERROR_OUT_OF_MEMORY", "cuMemAlloc", "out of memory"),
     errors.StickyError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cuMemAlloc", "illegal", ("fill <<<1, 32>>>",)),
+    errors.StickyError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cuMemAlloc", is_virtual=True),
     errors.CompileError("kernel.cu(3): error", "the log"),
     errors.KernelArgumentError("parameter 1"),
     errors.ContextClosed("closed"),
@@ -28,6 +29,13 @@ def test_errors_survive_pickling(error: errors.GpufleetError) -> None:
 
 def test_sticky_error_names_the_launches_in_flight() -> None:
     assert "Launches in flight: fill <<<1, 32>>>." in str(SAMPLES[1])
+
+
+def test_sticky_error_names_the_cure_of_its_driver() -> None:
+    real = errors.StickyError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cuMemAlloc")
+    virtual = errors.StickyError(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "cuMemAlloc", is_virtual=True)
+    assert "every CUDA call of this process fails from now on; start a new process." in str(real)
+    assert "every call of this virtual driver fails from now on; reset the driver, or use" in str(virtual)
 
 
 def test_note_is_attached() -> None:

@@ -315,6 +315,9 @@ MAKES_SOMETHING = {
 PUT_RIGHT = {"cuCtxGetCurrent", "cuCtxPopCurrent"}
 """When they fail while a context is left, the stack is put right and a `ContextWarning` says so."""
 
+RECOVERED = {"cuMemAlloc"}
+"""Where there is no memory, gpufleet lets pending frees end and asks once more."""
+
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 """Sticky: gpufleet then gives every object up but the created contexts, as the driver does."""
@@ -341,7 +344,8 @@ def test_no_failing_call_leaves_anything_behind(
             outcome = run(raw, contexts)
 
             assert raw.calls[name] >= at, f"{case} never came"
-            assert failed(outcome) or name in PUT_RIGHT, f"{case} failed, and nobody noticed"
+            put_right = PUT_RIGHT | (RECOVERED if error == OUT_OF_MEMORY else set())
+            assert failed(outcome) or name in put_right, f"{case} failed, and nobody noticed"
             assert thread_entries() == [], case
             assert set(raw.current.values()) == {0}, f"{case} left a context current"
             if cannot_be_undone(name, contexts, error, after):
@@ -389,6 +393,41 @@ def free_memory(virtual: Driver) -> list[tuple[int, int]]:
         free.append(context.memory_info())
         context.close()
     return free
+
+
+def test_a_kernel_that_faults_leaves_no_context(virtual: Driver, tmp_path: Path) -> None:
+    image = tmp_path / "faulty.ptx"
+    image.write_text(STORES_TO_NULL)
+    raw = Failing(virtual.raw)
+
+    result = run_migration(gf.devices(get_driver(raw)), image=image, kernel="faulty")
+
+    assert result.verified == 0
+    assert len([failure for failure in result.failures if failure.startswith("thread ")]) == 4
+    assert all("ILLEGAL_ADDRESS" in failure for failure in result.failures)
+    assert result.failures[-1].startswith("a kernel has faulted: ")
+    assert set(raw.current.values()) == {0}
+    assert not any(raw.living.values())
+    virtual.reset()
+    virtual.initialize()
+
+
+STORES_TO_NULL = """
+.version 7.0
+.target sm_75
+.address_size 64
+
+.visible .entry faulty(.param .u64 out, .param .u32 n)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+
+    mov.u64 %rd1, 0;
+    mov.u32 %r1, 1;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+"""
 
 
 def test_an_interrupt_stops_the_threads_and_leaves_nothing(virtual: Driver) -> None:

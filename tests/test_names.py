@@ -51,6 +51,12 @@ def test_unknown_name_is_refused_with_the_names_that_exist_and_the_closest_one()
     assert all(name in str(caught.value) for name in NAMES)
 
 
+@pytest.mark.parametrize("name", ["plain<int>", "ns::plain", "plain(int *)", "plian<int>(int *)"])
+def test_a_name_as_cpp_writes_it_leads_to_the_plain_one(name: str) -> None:
+    with pytest.raises(gf.ImageError, match=r"did you mean 'plain'\?"):
+        find_kernel(name, NAMES, "the image")
+
+
 def test_long_list_of_names_is_cut() -> None:
     with pytest.raises(gf.ImageError, match="and 80 more"):
         find_kernel("zzz", [f"kernel{index}" for index in range(100)], "the image")

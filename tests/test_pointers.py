@@ -151,7 +151,7 @@ def test_work_of_the_arrays_own_stream_comes_first(
             kernel.launch(1, 32, Interface(buffer.address, stream=own), copied, stream=stream)
         stream.synchronize()
         assert ints(copied) == EXPECTED
-    assert len(waits) == 2, "for the producer's stream and for the default stream"
+        assert len(waits) == 2, "for the producer's stream and for the default stream"
     assert int(driver.cuCtxGetCurrent()) == 0
 
 
@@ -191,7 +191,7 @@ def test_buffer_of_a_peer_with_access(program: gf.Program, two_devices: list[Dev
     here, there = (device.create_context() for device in two_devices)
     with here:
         driver.cuCtxEnablePeerAccess(there.handle, 0)
-    with there.alloc(128) as buffer:
+    with there.alloc(128, allocator=gf.PlainAllocator()) as buffer:  # pools need more than that
         for value in (buffer, Interface(buffer.address)):
             buffer.fill(0)
             program.kernel("countdown").launch(1, 32, value, 32, stream=here.main_stream)

@@ -116,3 +116,8 @@ def test_name_that_is_none_is_refused_with_those_that_are(name: str) -> None:
 def test_item_that_is_no_type_is_refused() -> None:
     with pytest.raises(gf.KernelArgumentError, match="expected a name such as 'int32', a NumPy dtype"):
         parse([object()])
+
+
+@pytest.mark.parametrize("length", ["k_param_0", "0x", "010_0", "0"])
+def test_ptx_array_without_a_readable_length_is_left_to_the_driver(length: str) -> None:
+    assert read_ptx(f".entry k(.param .align 8 .b8 a[{length}])") == {"k": None}

@@ -110,3 +110,30 @@ def test_held_objects_live_until_the_work_is_done(context: gf.Context) -> None:
 def test_stream_speaks_the_cuda_stream_protocol(context: gf.Context) -> None:
     with context.stream() as stream:
         assert stream.__cuda_stream__() == (0, int(stream.handle))
+
+
+def test_interrupted_close_leaves_the_stream_open(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = context.stream()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpufleet.stream.wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+    assert not stream.is_closed
+    stream.close()
+    with pytest.raises(gf.CudaError):
+        context.driver.cuStreamQuery(stream.handle)
+
+
+def test_closed_stream_leaves_no_suspects(context: gf.Context) -> None:
+    launches = context.driver.launches
+    with context.stream() as stream:
+        launches.add(context.address, stream.address, "a launch")
+    assert launches.suspects() == ()
+    assert launches.is_idle(context.address)
+    assert (context.address, stream.address) not in launches._streams

@@ -15,12 +15,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpufleet.allocators import (
+        Allocator,
+        LimitedAllocator,
+        PlainAllocator,
+        PoolAllocator,
+        StatisticsAllocator,
+    )
     from gpufleet.context import Context
     from gpufleet.current import current_context
     from gpufleet.device import Device, devices
     from gpufleet.driver import Driver, get_driver
     from gpufleet.entries import ContextWarning
     from gpufleet.errors import (
+        CaptureError,
         CompileError,
         ContextClosed,
         ContextInUse,
@@ -35,19 +43,26 @@ if TYPE_CHECKING:
         UnsupportedPtx,
         WrongContext,
     )
+    from gpufleet.graph import Graph
+    from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
+    from gpufleet.pinned_memory import PinnedBuffer, pinned, trim_pinned
     from gpufleet.program import Kernel, Program
+    from gpufleet.registration import Registration, registered
     from gpufleet.stream import Event, Stream
+    from gpufleet.transfer import BlockingCopyWarning, Transfer
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
     "context": ("Context",),
     "current": ("current_context",),
     "device": ("Device", "devices"),
     "driver": ("Driver", "get_driver"),
     "entries": ("ContextWarning",),
     "errors": (
+        "CaptureError",
         "CompileError",
         "ContextClosed",
         "ContextInUse",
@@ -62,13 +77,21 @@ _WHERE = {
         "UnsupportedPtx",
         "WrongContext",
     ),
+    "graph": ("Graph",),
+    "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
+    "pinned_memory": ("PinnedBuffer", "pinned", "trim_pinned"),
     "program": ("Kernel", "Program"),
+    "registration": ("Registration", "registered"),
     "stream": ("Event", "Stream"),
+    "transfer": ("BlockingCopyWarning", "Transfer"),
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
 __all__ = [
+    "Allocator",
+    "BlockingCopyWarning",
+    "CaptureError",
     "CompileError",
     "Context",
     "ContextClosed",
@@ -81,19 +104,32 @@ __all__ = [
     "Event",
     "ForkedProcess",
     "GpufleetError",
+    "Graph",
     "ImageError",
     "Kernel",
     "KernelArgumentError",
     "LaunchError",
+    "LimitedAllocator",
+    "ManagedBuffer",
+    "ManagedMemoryWarning",
     "NoDriver",
+    "PinnedBuffer",
+    "PlainAllocator",
+    "PoolAllocator",
     "Program",
+    "Registration",
+    "StatisticsAllocator",
     "StickyError",
     "Stream",
+    "Transfer",
     "UnsupportedPtx",
     "WrongContext",
     "current_context",
     "devices",
     "get_driver",
+    "pinned",
+    "registered",
+    "trim_pinned",
 ]
 
 

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpufleet.errors import KernelArgumentError
+from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
+from gpufleet.pinned_memory import PinnedBuffer
 from gpufleet.pointers import buffer_address, foreign_address
 from gpufleet.signature import ParameterType
 
@@ -49,12 +51,15 @@ class Conversion(NamedTuple):
         The most usual case as Python expressions in ``value`` and ``context`` (the stream's): whether
         this is it, and what `struct` packs then. Layouts write them into the function that packs all
         parameters, where they take 0.1 us, while a call of `convert` takes 0.5.
+    note : str
+        A statement in ``value`` and ``queue`` for the usual case, if any.
     """
 
     code: str
     convert: Callable[[Any, Queue], Any]
     is_common: str
     common: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,13 +240,15 @@ def _pointer(parameter: Parameter) -> Conversion:
         return number & mask
 
     # That the context itself is open, the launch has found out before.
-    is_common = "type(value) is DeviceBuffer and value.context is context and not value._closed"
-    return Conversion("Q", convert, is_common, "value.address")
+    is_common = "type(value) is DeviceBuffer and value.usable_in is context"
+    return Conversion("Q", convert, is_common, "value.address", "value.uses[queue.key] = queue")
 
 
 def _as_address(value: Any, queue: Queue, parameter: Parameter) -> int:
     if isinstance(value, DeviceBuffer):
         return buffer_address(value, queue)
+    if isinstance(value, (PinnedBuffer, ManagedBuffer)):
+        return value.address_for(queue)
     if value is None:
         return 0
     if isinstance(value, int):
@@ -307,7 +314,8 @@ def _bits(parameter: Parameter) -> Conversion:
 
     if pointer is None:
         return Conversion(f"{size}s", convert, "False", "value")
-    return Conversion("8s", convert, pointer.is_common, "value.address.to_bytes(8, 'little')")
+    common = "value.address.to_bytes(8, 'little')"
+    return Conversion("8s", convert, pointer.is_common, common, pointer.note)
 
 
 def _content(value: Any) -> bytes | None:

@@ -42,6 +42,8 @@ class BuildResult:
         Its bytes.
     entries : tuple of Entry
         What a fatbin holds; empty for a ``.cubin`` or ``.ptx``.
+    archs, ptx : tuple of str
+        The architectures that it has machine code and PTX for, such as ``("80", "90a")``.
     kernels : tuple of str
         The kernels' names, mangled where they are C++. None at all is no error: a template has none
         until it is instantiated.
@@ -52,6 +54,8 @@ class BuildResult:
     output: Path
     size: int
     entries: tuple[Entry, ...]
+    archs: tuple[str, ...]
+    ptx: tuple[str, ...]
     kernels: tuple[str, ...]
     log: str
 
@@ -82,7 +86,8 @@ def build(
     archs : sequence of int or str, optional
         Architectures to make machine code for, such as ``(80, "90a")``. For a fatbin `DEFAULT_ARCHS`.
     ptx : sequence of int or str, optional
-        Architectures to add PTX for. For a fatbin `DEFAULT_PTX`.
+        Architectures to add PTX for. For a fatbin, and for a ``.ptx`` where `archs` names none either,
+        `DEFAULT_PTX`.
     debug : bool
         Compile without optimisation, for a debugger.
     options : sequence of str
@@ -122,7 +127,7 @@ def build(
     entries = tuple(read(content)) if plan.suffix == ".fatbin" else ()
     _write_whole(output, content)
     log = "\n\n".join(dict.fromkeys(result.log for result in results.values() if result.log))
-    return BuildResult(output, len(content), entries, _kernels(results), log)
+    return BuildResult(output, len(content), entries, plan.archs, plan.ptx, _kernels(results), log)
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,15 @@ def _plan(output: Path, archs: Sequence[int | str] | None, ptx: Sequence[int | s
         ptx = DEFAULT_PTX if ptx is None else ptx
     elif suffix == ".ptx" and not ptx:
         # One architecture is asked, whichever way it was said.
-        archs, ptx = (), archs
+        archs, ptx = (), archs or (DEFAULT_PTX if ptx is None else ())
     elif suffix not in (".cubin", ".ptx"):
         raise BuildError(f"{output.name} must end in .fatbin, .cubin or .ptx, which says what to build.")
     plan = _Plan(suffix, _known(archs or ()), _known(ptx or ()))
     if not plan.all:
+        option = {".cubin": "--arch, such as --arch 90", ".ptx": "--ptx, such as --ptx 75"}
         raise BuildError(
-            f"No architecture is named to build {output.name} for; name one with --arch or --ptx."
+            f"No architecture is named to build {output.name} for; name one with "
+            f"{option.get(suffix, '--arch or --ptx')}."
         )
     if suffix == ".cubin" and (len(plan.archs) != 1 or plan.ptx):
         raise BuildError(

@@ -17,6 +17,12 @@ HEADER_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 """The packages on PyPI that hold CUDA's own headers, such as cuda_fp16.h."""
 
 
+NOWHERE = "/dev/null/"
+"""The folder that NVRTC is told the source lies in, which cannot exist: it would look there for what the
+source includes. Told no folder it looks in the current one, and its option against that
+(``--no-source-include``) keeps headers too from including what lies beside them, as CUDA's own do."""
+
+
 @dataclass(frozen=True)
 class CompileResult:
     """What NVRTC made of one source.
@@ -100,20 +106,20 @@ def compile_source(
         folders += include_paths()
     arguments = [
         f"--gpu-architecture={'sm' if target == 'cubin' else 'compute'}_{arch}",
-        "--no-source-include",
         *(["--device-debug"] if debug else []),
         *(["--generate-line-info"] if line_info else []),
         *options,
         *(f"--include-path={folder}" for folder in folders),
     ]
 
-    program = _checked(nvrtc.nvrtcCreateProgram(text, label.encode(), 0, [], []))
+    text = _called(label) + text
+    program = _checked(nvrtc.nvrtcCreateProgram(text, f"{NOWHERE}{label}".encode(), 0, [], []))
     try:
         for expression in name_expressions:
             _checked(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [os.fsencode(a) for a in arguments])
         log = _fetch(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        log_text = log.rstrip(b"\0").decode(errors="replace").strip()
+        log_text = log.rstrip(b"\0").decode(errors="replace").strip().replace(NOWHERE, "")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise _compile_error(label, arch, log_text or status.name, folders)
         names = {
@@ -237,6 +243,12 @@ def _encoded(source: str, name: str) -> bytes:
     return text
 
 
+def _called(name: str) -> bytes:
+    """A first line by which messages and ``__FILE__`` have the source's name, and right line numbers."""
+    quoted = re.sub(r"[\x00-\x1f]", "?", name).replace("\\", r"\\").replace('"', r"\"")
+    return f'#line 1 "{quoted}"\n'.encode()
+
+
 def _compile_error(name: str, arch: str, log: str, folders: Sequence[str]) -> CompileError:
     """Put NVRTC's log into words: what is wrong first, where, and what to do."""
     if "gpu-architecture" in log or "--nv_arch" in log:
@@ -259,11 +271,29 @@ def _first_error(name: str, log: str) -> str:
 
 
 def _missing_header(header: str, folders: Sequence[str]) -> str:
+    if header in BUILT_IN:
+        return f"{header} is not there, and not needed: leave the #include out, what it declares is built in"
+    if (own := OF_THE_DEVICE.get(header)) is not None:
+        return (
+            f"{header} belongs to the host's compiler, which is not used; on the device there is {own}, "
+            f"which comes with `pip install {HEADER_PACKAGES[-1]}`"
+        )
     searched = ", ".join(folders) if folders else "no folder at all"
     return (
         f"the included file {header} was not found (searched: {searched}); CUDA's own headers come with "
         f"`pip install {' '.join(HEADER_PACKAGES)}`, other folders are named by include_dirs (-I)"
     )
+
+
+BUILT_IN = frozenset({"math.h", "cmath", "stdio.h", "cstdio", "assert.h", "cassert"})
+"""Headers of the host whose functions for the device NVRTC knows without them."""
+
+OF_THE_DEVICE = {
+    **{f"{name}.h": f"<cuda/std/c{name}>" for name in ("stdint", "stddef", "stdlib", "limits", "float")},
+    **{f"c{name}": f"<cuda/std/c{name}>" for name in ("stdint", "stddef", "stdlib", "limits", "float")},
+    **{name: f"<cuda/std/{name}>" for name in ("type_traits", "limits", "utility", "tuple", "array")},
+}
+"""Headers of the C and C++ libraries, and what CUDA's C++ library has in their place."""
 
 
 def _excerpt(log: str) -> str:

@@ -18,11 +18,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
-from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, StickyError, WrongContext, add_note
+from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
+from gpufleet.graph import refuse_blocking
+from gpufleet.heap import Heap
+from gpufleet.lifetime import Lifetime
+from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
-from gpufleet.stream import Event, Stream
+from gpufleet.registration import unlock_all
+from gpufleet.stream import Event, Stream, settle
 
 if TYPE_CHECKING:
+    from gpufleet.allocators import Allocator
     from gpufleet.device import Device
     from gpufleet.driver import Driver
 
@@ -54,20 +60,18 @@ class Context:
         self.handle = handle
         self.address = int(handle)
         self.kind = kind
-        self.is_gone = False
         self._closed = False
-        self._lock = threading.RLock()  # finalizers may enter it again
         self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._main_stream: Stream | None = None
+        self._heap: Heap | None = None
         raw = self.driver.raw
         self._get_current = raw.cuCtxGetCurrent
         self._push = raw.cuCtxPushCurrent
         self._pop = raw.cuCtxPopCurrent
-        release = _RELEASE[kind]
-        self._finalizer = weakref.finalize(
-            self, _forgotten, self.driver, release, handle, device.handle, repr(self)
-        )
+        self.life = Lifetime(self.driver, repr(self))
+        self._lock = self.life.lock
+        self._finalizer = weakref.finalize(self, _forgotten, self.life, _RELEASE[kind], handle, device.handle)
         self._finalizer.atexit = False
 
     # Entering and leaving
@@ -120,20 +124,27 @@ class Context:
 
     def _enter(self, by_with: bool) -> None:
         if self.driver.is_lost:
-            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
+            self._check_not_lost()
         entries = thread_entries()
         error, previous = self._get_current()
         if error:
             raise self.driver.failure(error, "cuCtxGetCurrent")
-        # Noted before the check below: `close` sets the flag first and looks at the notes second.
-        entries.append((self, previous, by_with))
-        if self._closed:
-            entries.pop()
-            raise self._is_closed()
-        (error,) = self._push(self.handle)
-        if error:
-            entries.pop()
-            raise self.driver.failure(error, "cuCtxPushCurrent")
+        depth = len(entries)
+        try:
+            # Noted before the check below: `close` sets the flag first and looks at the notes second.
+            entries.append((self, previous, by_with))
+            if self._closed:
+                raise self._is_closed()
+            (error,) = self._push(self.handle)
+            if error:
+                raise self.driver.failure(error, "cuCtxPushCurrent")
+        except GpufleetError:
+            del entries[depth:]
+            raise
+        except BaseException:  # Ctrl-C, before or after the push
+            self._back_to(previous)
+            del entries[depth:]
+            raise
 
     def _leave(self) -> None:
         entries = thread_entries()
@@ -143,10 +154,22 @@ class Context:
             entry = self._entry_below(entries)
         if self.driver.is_forked:
             return
-        error, popped = self._pop()
-        found, remaining = self._get_current()
-        if error or found or int(remaining) != int(entry[1]) or int(popped) != self.address:
+        try:
+            error, popped = self._pop()
+            found, remaining = self._get_current()
+            is_restored = not (error or found) and int(remaining) == int(entry[1])
+        except BaseException:  # Ctrl-C, before or after the pop
+            self._back_to(entry[1])
+            raise
+        if not is_restored or int(popped) != self.address:
             self._restore(entry)
+
+    def _back_to(self, previous: Any) -> None:
+        """Make current what was so before an entry, of whose push or pop nobody knows whether it happened."""
+        if self.address == int(self.driver.cuCtxGetCurrent()) != int(previous):
+            self.driver.cuCtxPopCurrent()
+        if int(self.driver.cuCtxGetCurrent()) != int(previous):
+            self.driver.cuCtxSetCurrent(previous)
 
     def _entry_below(self, entries: ThreadEntries) -> Entry:
         """Take out this thread's last `with` entry of this context, which is not the topmost one."""
@@ -204,17 +227,18 @@ class Context:
                     f"{self!r} cannot be closed while threads are inside it: {threads}; let them leave "
                     "first, or use close(wait=True)"
                 )
-            if threading.current_thread().name in self.threads_inside():
+            if any(entry[0] is self for entry in thread_entries()):
                 raise ContextInUse(f"{self!r} cannot be closed: the closing thread is itself inside it")
             time.sleep(0.001)
 
     def _close(self) -> bool:
+        if self.driver.is_forked:  # the driver's objects are the parent's, and the lock may be for ever
+            self._closed = True
+            return True
         with self._lock:
             if self._closed:
                 return True
             self._closed = True
-            if self.driver.is_forked:  # the driver's objects are the parent's
-                return True
             if self.threads_inside():
                 self._closed = False
                 return False
@@ -224,31 +248,45 @@ class Context:
 
     def _destroy(self) -> None:
         try:
-            if self.kind == "primary" and not self.driver.is_lost:
+            if not self.driver.is_lost and (self.kind == "primary" or self._heap is not None):
                 self._release_contents()
         finally:
             self._kept.clear()
             self.is_gone = True
             _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
-        self.driver.launches.finished(self.address)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the driver's context was destroyed, or our retain of it released."""
+        return self.life.is_gone
+
+    @is_gone.setter
+    def is_gone(self, is_gone: bool) -> None:
+        self.life.is_gone = is_gone
 
     def free(self, call: str, handle: Any) -> None:
         """Call a driver function that frees an object of this context, if it still exists."""
-        driver = self.driver
-        with self._lock:  # so that `close` cannot destroy, and the driver reuse, the handle meanwhile
-            if self.is_gone or driver.is_lost:
-                return
-            try:
-                getattr(driver, call)(handle)
-            except StickyError:  # freed with everything else when the process ends
-                return
+        self.if_alive(lambda: getattr(self.driver, call)(handle))
+
+    def if_alive(self, release: Callable[[], object]) -> None:
+        """Call what frees something in this context, if that still exists."""
+        self.life.if_alive(release)
 
     def _release_contents(self) -> None:
-        """Free what lives in a primary context: it may live on, when others retain it."""
+        """Free what outlives the context: memory of pools, and all that is in a primary one.
+
+        A primary context may live on, when others retain it.
+        """
+        self.life.free_forgotten()
         previous = self.driver.cuCtxGetCurrent()
         self.driver.cuCtxPushCurrent(self.handle)
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
             steps.callback(self._pop_back_to, previous)
+            if self._heap is not None:
+                steps.callback(self._heap.close)
+            if self.kind != "primary":
+                return
+            steps.callback(unlock_all, self)
             for value, release in self._kept.values():
                 if release is not None:
                     steps.callback(release, value)
@@ -268,6 +306,10 @@ class Context:
             entries.thread for entries in all_entries() if any(entry[0] is self for entry in list(entries))
         ]
 
+    def _check_not_lost(self) -> None:
+        if self.driver.is_lost:
+            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
+
     def check_open(self) -> None:
         """Raise `ContextClosed` if this context was closed."""
         if self._closed:
@@ -283,10 +325,12 @@ class Context:
         """The non-blocking stream that is used where none is given, made at first use."""
         stream = self._main_stream
         if stream is None:
+            self._check_not_lost()
             with self._lock:
                 stream = self._main_stream
                 if stream is None:
-                    stream = self._main_stream = Stream.create(self)
+                    stream = self._main_stream = Stream.create(self, is_main=True)
+                    self.life.main_stream = stream._finalizer
                     if self.kind == "borrowed":
                         stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
@@ -299,24 +343,81 @@ class Context:
         """Create an event; without `timing` it is cheaper and has no `elapsed`."""
         return Event.create(self, timing=timing)
 
-    def alloc(self, nbytes: int) -> DeviceBuffer:
+    @property
+    def heap(self) -> Heap:
+        """What allocates and frees this context's memory, made at first use."""
+        heap = self._heap
+        if heap is None:
+            with self._lock:
+                heap = self._heap
+                if heap is None:
+                    with self:
+                        heap = self._heap = Heap(self)
+        return heap
+
+    @property
+    def allocator(self) -> Allocator:
+        """What `alloc` uses where it is given none: at first a `PoolAllocator` (borrowed: a plain one)."""
+        return self.heap.allocator
+
+    @allocator.setter
+    def allocator(self, allocator: Allocator) -> None:
+        self.heap.allocator = allocator
+
+    def alloc(
+        self, nbytes: int, *, stream: Stream | None = None, allocator: Allocator | None = None
+    ) -> DeviceBuffer:
         """Allocate `nbytes` (1 or more) of device memory, uninitialised.
+
+        Parameters
+        ----------
+        stream : Stream
+            Allocate in the order of this stream: memory freed behind its earlier work can be had at once.
+            None: the buffer is ready for all streams. In both cases every stream may use it; a stream that
+            has to wait for that does so on the device.
+        allocator : Allocator
+            None: `Context.allocator`.
 
         Raises
         ------
         CudaError
             CUDA_ERROR_OUT_OF_MEMORY when the device has no room.
         """
-        return DeviceBuffer.allocate(self, nbytes)
+        return DeviceBuffer.allocate(self, nbytes, stream, allocator)
+
+    def alloc_managed(self, nbytes: int) -> ManagedBuffer:
+        """Allocate `nbytes` (1 or more) that the host and all devices use at the same address.
+
+        Raises
+        ------
+        CudaError
+            CUDA_ERROR_OUT_OF_MEMORY when it is more than the device has free: the driver would take it,
+            and move pages to and fro.
+        """
+        return ManagedBuffer.allocate(self, nbytes)
+
+    def trim_memory(self, keep: int = 0) -> None:
+        """Give memory that buffers have left back to the device, but for `keep` bytes.
+
+        Waits for the frees that are on their way.
+        """
+        self.synchronize()
+        if self._heap is not None:
+            self._heap.trim(keep)
 
     def synchronize(self) -> None:
         """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
+        refuse_blocking(self, "synchronize")
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)
+        settle(self.driver)
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes of the device."""
+        """Return (free, total) bytes of the device.
+
+        What closed buffers have left stays with the context's pool, and is not free before `trim_memory`.
+        """
         with self:
             free, total = self.driver.cuMemGetInfo()
         return int(free), int(total)
@@ -329,11 +430,13 @@ class Context:
         """
         found = self._kept.get(key)
         if found is None:
+            self._check_not_lost()
             with self._lock:
                 found = self._kept.get(key)
                 if found is None:
                     with self:
                         found = self._kept[key] = (make(), release)
+            self.life.free_forgotten()
         value: T = found[0]
         return value
 
@@ -366,6 +469,7 @@ def _what_is_on_top(top: Entry | None) -> str:
 
 def _destroy_created(driver: Driver, handle: Any, device: Any) -> None:
     driver.cuCtxDestroy(handle)
+    driver.launches.forget(int(handle))
 
 
 def _release_primary(driver: Driver, handle: Any, device: Any) -> None:
@@ -379,11 +483,14 @@ def _leave_alone(driver: Driver, handle: Any, device: Any) -> None:
 _RELEASE = {"created": _destroy_created, "primary": _release_primary, "borrowed": _leave_alone}
 
 
-def _forgotten(
-    driver: Driver, release: Callable[..., None], handle: Any, device: Any, description: str
-) -> None:
-    if sys.is_finalizing() or driver.is_forked or release is _leave_alone:
+def _forgotten(life: Lifetime, release: Callable[..., None], handle: Any, device: Any) -> None:
+    if sys.is_finalizing() or life.driver.is_forked or release is _leave_alone:
         return
-    warnings.warn(f"{description} was never closed", ResourceWarning, stacklevel=2)
+    warnings.warn(f"{life!r} was never closed", ResourceWarning, stacklevel=2)
+    if life.main_stream is not None:  # dies with the context, and would be finalized after it
+        life.main_stream()
+    life.is_gone = True
     with contextlib.suppress(GpufleetError):  # a finalizer has nobody to tell
-        release(driver, handle, device)
+        if life.leftovers is not None:
+            life.leftovers(life.driver)
+        release(life.driver, handle, device)

@@ -48,6 +48,10 @@ class Driver:
         What is in flight.
     borrowed : dict
         The contexts that somebody else made and gpufleet was asked to use: address to (id, `Context`).
+    unfinished : list of Transfer
+        Copies whose last step is the host's (`gpufleet.transfer`).
+    belongings : dict
+        What parts above keep for this driver, such as its pinned memory, by their own keys.
     """
 
     def __init__(self, raw: Any, name: str, reason: str = "") -> None:
@@ -56,6 +60,8 @@ class Driver:
         self.reason = reason
         self.launches = LaunchLog()
         self.borrowed: dict[int, tuple[int, Any]] = {}
+        self.unfinished: list[Any] = []
+        self.belongings: dict[str, Any] = {}
         self.is_lost = False  # forked or poisoned: one flag, since entering a context looks at it
         self.is_forked = False
         self.poison: CudaError | None = None
@@ -99,6 +105,8 @@ class Driver:
         self.is_lost = False
         self.launches = LaunchLog()
         self.borrowed.clear()
+        self.unfinished.clear()
+        self.belongings.clear()
         self._initialized = False
 
     def _no_device(self) -> str:
@@ -151,7 +159,7 @@ class Driver:
     def _poisoned(self, name: str) -> StickyError:
         assert self.poison is not None
         cause = self.poison
-        return StickyError(cause.code, cause.name, name, cause.detail, self._suspects)
+        return StickyError(cause.code, cause.name, name, cause.detail, self._suspects, self.is_virtual)
 
     def _forked(self, name: str) -> ForkedProcess:
         return ForkedProcess(
@@ -193,12 +201,14 @@ def get_driver(driver: DriverLike = None) -> Driver:
     """
     if isinstance(driver, Driver):
         return driver.initialize()
+    source = "there is no driver"
     if driver is None:
         driver = os.environ.get("GPUFLEET_DRIVER") or "auto"
+        source = "GPUFLEET_DRIVER names no driver"
     if not isinstance(driver, str):
         return _wrapped(driver).initialize()
     if driver not in CHOICES:
-        raise NoDriver(f"there is no driver {driver!r}: expected one of {', '.join(CHOICES)}")
+        raise NoDriver(f"{source} {driver!r}: expected one of {', '.join(CHOICES)}")
     return _automatic() if driver == "auto" else _named(driver).initialize()
 
 
@@ -251,7 +261,7 @@ def _virtual(*, fallback: bool) -> Any:
     from gpufleet.virtual import VirtualDriver
 
     text = os.environ.get("GPUFLEET_VIRTUAL_DEVICES") or "2"
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= 64:
         raise NoDriver(f"GPUFLEET_VIRTUAL_DEVICES is {text!r}: expected a number from 1 to 64")
     raw = VirtualDriver(devices=int(text))
     if fallback and raw.cuInit(0)[0]:

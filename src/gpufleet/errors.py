@@ -40,26 +40,37 @@ class CudaError(GpufleetError):
 
 
 class StickyError(CudaError):
-    """A kernel faulted, and no CUDA work is possible in this process any more.
+    """A kernel faulted, and its driver carries out no work any more.
 
     The driver answers every later call, also in other contexts and on other devices, with the same
-    code; only a new process recovers (seen on driver 580 with two H200s). `launches` names what had
-    been launched and was not yet known to be complete: the culprit is among it.
+    code. NVIDIA's is one for the process, so only a new process recovers (seen on driver 580 with two
+    H200s); a virtual one (`is_virtual`) is an object of its own, which `Driver.reset` makes anew.
+    `launches` names what had been launched and was not yet known to be complete: the culprit is among
+    it.
     """
 
     def __init__(
-        self, code: int, name: str, call: str, detail: str = "", launches: tuple[str, ...] = ()
+        self,
+        code: int,
+        name: str,
+        call: str,
+        detail: str = "",
+        launches: tuple[str, ...] = (),
+        is_virtual: bool = False,
     ) -> None:
         super().__init__(code, name, call, detail)
-        self.args = (code, name, call, detail, launches)
+        self.args = (code, name, call, detail, launches, is_virtual)
         self.launches = launches
+        self.is_virtual = is_virtual
 
     def __str__(self) -> str:
         suspects = ", ".join(self.launches) if self.launches else "none that gpufleet started"
-        return (
-            f"{super().__str__()}. The fault is sticky: every CUDA call of this process fails from now on, "
-            f"start a new process. Launches in flight: {suspects}."
+        cure = (
+            "every call of this virtual driver fails from now on; reset the driver, or use a new one"
+            if self.is_virtual
+            else "every CUDA call of this process fails from now on; start a new process"
         )
+        return f"{super().__str__()}. The fault is sticky: {cure}. Launches in flight: {suspects}."
 
 
 class ContextClosed(GpufleetError):
@@ -76,6 +87,10 @@ class WrongContext(GpufleetError):
 
 class ForkedProcess(GpufleetError):
     """A forked child uses a driver that its parent had initialised."""
+
+
+class CaptureError(GpufleetError):
+    """Something that cannot be part of a capture, or an object that has to do with one used otherwise."""
 
 
 class KernelArgumentError(GpufleetError, TypeError):

@@ -80,7 +80,7 @@ def _pack_function(kernel: str, codes: str, conversions: Sequence[Conversion]) -
     for index, each in enumerate(conversions):
         lines += [
             f" value = arguments[{index}]",
-            f" if {each.is_common}: v{index} = {each.common}",
+            f" if {each.is_common}: v{index} = {each.common}{f'; {each.note}' if each.note else ''}",
             f" else: v{index} = convert{index}(value, queue)",
         ]
     values = "".join(f", v{index}" for index in range(len(conversions)))

@@ -91,6 +91,8 @@ class Kernel:
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
         plan.start(queue, configuration, plan.converted(queue, arguments), style)
+        if queue.graph is not None:
+            queue.graph.keep(self, *arguments)
 
     def launch_packed(
         self, grid: Size, block: Size, buffer: Any, *, stream: Any = None, shared: int = 0
@@ -115,6 +117,8 @@ class Kernel:
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
         plan.start(queue, configuration, plan.copied(buffer), "packed")
+        if queue.graph is not None:
+            queue.graph.keep(self)
 
     def load(self, context: Context) -> None:
         """Load the kernel into `context` now, rather than at its first launch there.
@@ -233,7 +237,12 @@ class Plan:
                 error = configuration.start(queue.handle, parameters, extra)[0]
         if error:
             raise driver.failure(error, "cuLaunchKernel")
-        driver.launches.add(context.address, queue.address, configuration)
+        if queue.graph is None:
+            driver.launches.add(context.address, queue.address, configuration)
+        else:
+            queue.graph.note_launch(configuration)
+        if queue.is_foreign:
+            queue.has_work()
         self._frames.append(frame)
 
 

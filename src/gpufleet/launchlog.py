@@ -47,6 +47,12 @@ class LaunchLog:
                 except IndexError:  # another thread was faster
                     break
 
+    def forget(self, context: int, stream: int | None = None) -> None:
+        """Forget a stream that was closed (without `stream`: a context), and all its launches."""
+        for key in [(context, stream)] if stream is not None else list(self._streams):
+            if key[0] == context:
+                self._streams.pop(key, None)
+
     def is_idle(self, context: int) -> bool:
         """Whether all launches in a context are known to be complete."""
         return not any(launches for key, launches in list(self._streams.items()) if key[0] == context)

@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from gpufleet.allocators import PlainAllocator
 from gpufleet.context import Context
 from gpufleet.current import context_of
 from gpufleet.device import Device
@@ -35,6 +36,7 @@ SHIPPED_KERNEL = "countdown"
 COUNT = 32
 """Threads of the one block, and ints of the buffer."""
 
+Event = tuple[Literal["starts", "ends"], "ThreadRecord"]
 OnEvent = Callable[[Literal["starts", "ends"], "ThreadRecord"], None]
 
 
@@ -166,7 +168,7 @@ class _Proof:
         self.lock = threading.Lock()
         self.go = threading.Event()
         self.is_stopped = False
-        self.events: queue.SimpleQueue[tuple[Literal["starts", "ends"], ThreadRecord]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def run(self, contexts: Sequence[Context], threads_per_device: int, on_event: OnEvent | None) -> None:
         """Run all threads to their end; call `on_event` meanwhile."""
@@ -179,7 +181,7 @@ class _Proof:
             _start(threads)
             self.go.set()  # only now, so that the threads of a device are inside its context together
             for _ in range(2 * len(threads)):
-                event = self.events.get()
+                event = self._next_event()
                 if on_event is not None:
                     on_event(*event)
         finally:
@@ -188,6 +190,13 @@ class _Proof:
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
+
+    def _next_event(self) -> Event:
+        while True:
+            try:
+                return self.events.get(timeout=0.1)
+            except queue.Empty:  # Ctrl-C just before the wait does not end it: it is looked for here
+                continue
 
     def _thread(self, context: Context, number: int) -> threading.Thread:
         record = ThreadRecord(context.device, context.address, number)
@@ -223,7 +232,8 @@ class _Proof:
     def _launch(self, context: Context, style: str) -> tuple[int, int]:
         """Launch once and verify; return the ordinals of the context's and the buffer's device."""
         values = np.empty(COUNT, np.int32)
-        with context.alloc(values.nbytes) as buffer:
+        # Plain memory: the driver names its context, while memory of a pool has none.
+        with context.alloc(values.nbytes, allocator=PlainAllocator()) as buffer:
             buffer.fill(0xFF)  # what an earlier launch left in recycled memory must not pass for a result
             self.kernel.launch(1, COUNT, buffer, COUNT, style=style)
             places = _current_device(context), _device_of_memory(context, buffer.address)

@@ -26,7 +26,9 @@ def find_kernel(name: str, names: Collection[str], origin: str) -> str:
             f"{', '.join(sorted(meant))}"
         )
     if not names:
-        raise ImageError(f"{origin} has no kernel {name!r}, and no other: is it __global__?")
+        raise ImageError(
+            f"{origin} has no kernel {name!r}, and no other: is it __global__, and a template instantiated?"
+        )
     raise ImageError(f"{origin} has no kernel {name!r}; it has {_listed(name, names)}")
 
 
@@ -65,7 +67,10 @@ def _listed(name: str, names: Collection[str]) -> str:
     import difflib  # only for an error
 
     plain = {base_name(each): each for each in names}
-    close = [plain[each] for each in difflib.get_close_matches(name, plain, n=3)]
+    written = (
+        name.partition("<")[0].partition("(")[0].rpartition("::")[2].strip()
+    )  # ns::scale<float>(float *)
+    close = [plain[each] for each in difflib.get_close_matches(written, plain, n=3)]
     others = [each for each in names if each not in close]
     shown = (close + others)[:MOST_NAMES]
     more = len(names) - len(shown)

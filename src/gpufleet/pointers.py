@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def buffer_address(buffer: DeviceBuffer, queue: Queue) -> int:
-    """Return the address of a buffer that a kernel on `queue` may use.
+    """Return the address of a buffer that a kernel on `queue` may use, and note that it does.
 
     Every context of the buffer's device may, and those of its peers with access enabled.
 
@@ -27,8 +27,13 @@ def buffer_address(buffer: DeviceBuffer, queue: Queue) -> int:
     """
     buffer.check_open()
     mine, its = queue.context, buffer.context
-    if its is mine:
-        return buffer.address
+    if its is not mine:
+        _check_reachable(buffer, mine, its)
+    buffer.used_on(queue)
+    return buffer.address
+
+
+def _check_reachable(buffer: DeviceBuffer, mine: Context, its: Context) -> None:
     if its.driver is not mine.driver:
         raise WrongContext(
             f"{buffer!r} cannot be used by a kernel in {mine!r}: one is of the {its.driver.name} driver, the "
@@ -36,7 +41,6 @@ def buffer_address(buffer: DeviceBuffer, queue: Queue) -> int:
         )
     if its.device.ordinal != mine.device.ordinal and not _is_reachable(buffer.address, mine):
         raise _not_reachable(repr(buffer), its.device.ordinal, mine)
-    return buffer.address
 
 
 def foreign_address(value: Any, queue: Queue) -> int | None:

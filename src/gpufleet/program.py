@@ -93,7 +93,10 @@ class Program:
         path = Path(path)
         _check_file(path)
         if path.suffix == ".cu":
-            raise ImageError(f"{path} is CUDA C++: use Program.from_source, which compiles it")
+            raise ImageError(
+                f"{path} is CUDA C++: compile it with `gpufleet build {path} -o "
+                f"{path.with_suffix('.fatbin')}`, or use Program.from_source, which compiles it when it runs"
+            )
         return cls(_Ready(Image(path.read_bytes(), str(path))), driver)
 
     @classmethod

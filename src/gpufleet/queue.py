@@ -11,6 +11,7 @@ from gpufleet.errors import WrongContext
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
+    from gpufleet.graph import Graph
 
 
 class Queue(Protocol):
@@ -28,21 +29,65 @@ class Queue(Protocol):
     def address(self) -> int:
         """The address of the stream."""
 
+    @property
+    def key(self) -> Any:
+        """What tells it from other streams: its address, but for default streams, which all contexts have."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can have no work any more."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is another library's, which may destroy it at any time."""
+
+    @property
+    def tail(self) -> Any:
+        """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
+
+    @property
+    def graph(self) -> Graph | None:
+        """What its work is captured into now."""
+
+    def has_work(self) -> None:
+        """Note, of a foreign one, that work was put into it."""
+
     def check_open(self) -> None:
         """Raise `ContextClosed` if it can take no more work."""
 
 
 class ForeignStream:
-    """Another library's stream. Its owner destroys it; gpufleet never does."""
+    """Another library's stream. Its owner destroys it; gpufleet never does.
+
+    Attributes
+    ----------
+    tail : CUevent or None
+        Behind the work that gpufleet has put into it: by it, memory which that work uses is freed in time,
+        also when the owner has destroyed the stream.
+    """
+
+    is_foreign = True
+    graph: Graph | None = None
 
     def __init__(self, context: Context, address: int, owner: Any) -> None:
         self.context = context
         self.handle = self.address = address
         self.owner = owner
+        self.key: Any = (context.address, address) if address in DEFAULT_STREAMS else address
+        self.tail: Any = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream's context was closed."""
+        return self.context.is_closed
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if the stream's context was closed."""
         self.context.check_open()
+
+    def has_work(self) -> None:
+        """Note that work was put into the stream."""
+        self.tail = self.context.heap.record_tail(self)
 
     def __repr__(self) -> str:
         return f"<{type(self.owner).__name__} {self.address:#x} of {self.context!r}>"

@@ -113,11 +113,13 @@ def _one(parameter: str) -> ParameterType | None:
     scalar = next((_SCALARS[token] for token in tokens if token in _SCALARS), None)
     if scalar is None:
         return None
-    dimensions = [int(token.strip("[] \t"), 0) for token in tokens if token[0] == "["]
-    if dimensions:
+    lengths = [token.strip("[] \t\r\n") for token in tokens if token[0] == "["]
+    if lengths:
+        if not all(re.fullmatch(r"[1-9]\d*U?|0[xX][0-9a-fA-F]+U?", length) for length in lengths):
+            return None  # not a length: the driver will say what is wrong with this text
         size = scalar.size
-        for dimension in dimensions:
-            size *= dimension
+        for length in lengths:
+            size *= int(length.rstrip("U"), 0)
         return ParameterType("bytes", size, f"{scalar.text}[{size // scalar.size}]")
     if ".ptr" in tokens:
         return ParameterType("pointer", scalar.size, scalar.text)

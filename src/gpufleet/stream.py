@@ -12,10 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
+from gpufleet.graph import Graph, capture, check_meeting, refuse_to_wait
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from gpufleet.context import Context
     from gpufleet.driver import Driver
+    from gpufleet.lifetime import Lifetime
+    from gpufleet.transfer import Transfer
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
@@ -29,22 +34,33 @@ class Stream:
     """A queue of work on one device, in order.
 
     Made by `Context.stream`. Safe to use from many threads; work of two threads enters in some order.
+
+    Attributes
+    ----------
+    graph : Graph or None
+        What its work is captured into now.
     """
 
-    def __init__(self, context: Context, handle: Any) -> None:
+    graph: Graph | None = None
+
+    is_foreign = False
+    tail: Any = None
+
+    def __init__(self, context: Context, handle: Any, *, is_main: bool = False) -> None:
         self.context = context
         self.handle = handle
-        self.address = int(handle)
+        self.address = self.key = int(handle)
         self._closed = False
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
+        self._is_main = is_main
         self._finalizer = _finalize(self, "cuStreamDestroy", handle)
 
     @classmethod
-    def create(cls, context: Context) -> Stream:
-        """Create a non-blocking stream in `context`."""
+    def create(cls, context: Context, *, is_main: bool = False) -> Stream:
+        """Create a non-blocking stream in `context`; its main one, nobody but the context closes."""
         with context:
             handle = context.driver.cuStreamCreate(NON_BLOCKING)
-        stream = cls(context, handle)
+        stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
 
@@ -63,31 +79,66 @@ class Stream:
             raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
         event.check_open()
         event.mark = (self.address, self.context.driver.launches.mark())
+        event.graph = self.graph
         self.context.driver.cuEventRecord(event.handle, self.handle)
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event | Transfer) -> None:
         """Let later work of this stream wait for `event`, of whatever context and device."""
         self.check_open()
-        event.check_open()
-        self.context.driver.cuStreamWaitEvent(self.handle, event.handle, 0)
+        point = event if isinstance(event, Event) else event.event
+        point.check_open()
+        graph = point.graph
+        if graph is not self.graph or graph is not None:
+            check_meeting(self, point)
+        self.context.driver.cuStreamWaitEvent(self.handle, point.handle, 0)
+        if graph is not None and self.graph is None:
+            graph.join(self)
+
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Record what is put into this stream, instead of carrying it out, as a graph.
+
+        ``with stream.capture() as graph:`` records launches, copies and fills that are given this stream.
+        A stream that waits for an event of a captured stream is captured too, from then on; this one must
+        wait for it before the block ends. The graph can be launched when the block has ended.
+
+        Copies from and to host arrays read and write these in each launch. Memory is not allocated in a
+        graph: allocate before. What is freed meanwhile is freed when the block ends.
+
+        Raises
+        ------
+        CaptureError
+            If it is being captured already, or, at the end of the block, if it does not wait for a stream
+            that joined it. Inside of the block: for what waits (`synchronize`, `query`, a copy without
+            ``stream=``), and for copies between devices. An exception leaves no graph.
+        """
+        return capture(self)
 
     def query(self) -> bool:
         """Return whether all queued work is complete."""
         self.check_open()
-        return _is_ready(self.context.driver, "cuStreamQuery", self.handle)
+        refuse_to_wait(self, "be asked whether it is done")
+        return _answered(self.context.driver, "cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait until all queued work is complete; Ctrl-C interrupts the wait, not the work."""
         self.check_open()
+        refuse_to_wait(self, "be waited for")
         driver = self.context.driver
         mark = driver.launches.mark()
         wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
         driver.launches.finished(self.context.address, self.address, mark)
         self._let_go()
+        settle(driver)
+
+    def has_work(self) -> None:
+        """Do nothing: this stream is asked when its work is to be known (another library's may be gone)."""
 
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
+        if self.graph is not None:
+            self.graph.keep_arrays(*objects)
+            return self.record()
         self._let_go()
         event = self.record()
         self._held.append((event, objects))
@@ -117,13 +168,19 @@ class Stream:
 
     def close(self) -> None:
         """Wait for the queued work, then destroy the stream. Closing twice is no error."""
+        refuse_to_wait(self, "be closed")
         if self._closed or self._finalizer.detach() is None:
             return
         driver = self.context.driver
-        if not (self.context.is_gone or driver.is_lost):
-            wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        try:
+            if not (self.context.is_gone or driver.is_lost):
+                wait(driver, "cuStreamQuery", "cuStreamSynchronize", self.handle)
+        except BaseException:  # Ctrl-C: the stream is as open as it was
+            self._finalizer = _finalize(self, "cuStreamDestroy", self.handle)
+            raise
         self._closed = True
         self._held.clear()
+        driver.launches.forget(self.context.address, self.address)
         self.context.free("cuStreamDestroy", self.handle)
 
     def abandon(self) -> None:
@@ -147,7 +204,15 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Made by `Context.event` or `Stream.record`."""
+    """A point in a stream. Made by `Context.event` or `Stream.record`.
+
+    Attributes
+    ----------
+    graph : Graph or None
+        The graph in whose capture it was recorded last: then it stands for a place in that graph.
+    """
+
+    graph: Graph | None = None
 
     def __init__(self, context: Context, handle: Any, *, timing: bool) -> None:
         self.context = context
@@ -169,16 +234,19 @@ class Event:
     def query(self) -> bool:
         """Return whether the work before the event is complete (True if it was never recorded)."""
         self.check_open()
-        return _is_ready(self.context.driver, "cuEventQuery", self.handle)
+        refuse_to_wait(self, "be asked whether it is reached")
+        return _answered(self.context.driver, "cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
         """Wait for the work before the event; Ctrl-C interrupts the wait, not the work."""
         self.check_open()
+        refuse_to_wait(self, "be waited for")
         driver = self.context.driver
         mark = self.mark
         wait(driver, "cuEventQuery", "cuEventSynchronize", self.handle)
         if mark is not None:
             driver.launches.finished(self.context.address, *mark)
+        settle(driver)
 
     def elapsed(self, end: Event) -> float:
         """Return the milliseconds from this event to `end`, both recorded and complete.
@@ -197,7 +265,14 @@ class Event:
             )
         if not (self.timing and end.timing):
             raise ValueError("no elapsed time between events without timing: use context.event()")
+        refuse_to_wait(self, "be timed")
+        refuse_to_wait(end, "be timed")
         return float(self.context.driver.cuEventElapsedTime(self.handle, end.handle))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this event or its context was closed."""
+        return self._closed or self.context.is_closed
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if this event or its context was closed."""
@@ -232,13 +307,28 @@ def wait(driver: Driver, query: str, synchronize: str, handle: Any) -> None:
         return
     spin_until = time.perf_counter() + SPIN_SECONDS
     nap = 0.00002
-    while not _is_ready(driver, query, handle):
+    while not is_ready(driver, query, handle):
         if time.perf_counter() > spin_until:
             time.sleep(nap)
             nap = min(nap * 1.5, LONGEST_NAP)
 
 
-def _is_ready(driver: Driver, query: str, handle: Any) -> bool:
+def settle(driver: Driver) -> None:
+    """Let copies that are complete but for their last step on the host take it (`Transfer`)."""
+    if driver.unfinished:
+        for transfer in tuple(driver.unfinished):
+            transfer.advance()
+
+
+def _answered(driver: Driver, query: str, handle: Any) -> bool:
+    answer = is_ready(driver, query, handle)
+    if answer:
+        settle(driver)
+    return answer
+
+
+def is_ready(driver: Driver, query: str, handle: Any) -> bool:
+    """Return what `query`, of a stream or an event, answers."""
     try:
         getattr(driver, query)(handle)
     except CudaError as error:
@@ -249,14 +339,15 @@ def _is_ready(driver: Driver, query: str, handle: Any) -> bool:
 
 
 def _finalize(owner: Stream | Event, destroy: str, handle: Any) -> Any:
-    finalizer = weakref.finalize(owner, _forgotten, owner.context, destroy, handle, isinstance(owner, Stream))
+    is_missed = isinstance(owner, Stream) and not owner._is_main
+    finalizer = weakref.finalize(owner, _forgotten, owner.context.life, destroy, handle, is_missed)
     finalizer.atexit = False
     return finalizer
 
 
-def _forgotten(context: Context, destroy: str, handle: Any, is_stream: bool) -> None:
-    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+def _forgotten(life: Lifetime, destroy: str, handle: Any, is_missed: bool) -> None:
+    if sys.is_finalizing() or life.is_gone or life.driver.is_forked:
         return
-    if is_stream:
-        warnings.warn(f"a stream of {context!r} was never closed", ResourceWarning, stacklevel=2)
-    context.free(destroy, handle)
+    if is_missed:
+        warnings.warn(f"a stream of {life!r} was never closed", ResourceWarning, stacklevel=2)
+    life.free_later(lambda: getattr(life.driver, destroy)(handle))

@@ -49,6 +49,40 @@ def test_alone_it_prints_help() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [[], ["devices"], ["migrate"], ["build"]])
+def test_help_has_a_short_form_and_shows_no_types_of_flags(arguments: list[str]) -> None:
+    done = gpufleet(*arguments, "-h")
+
+    assert done.returncode == 0
+    assert "Usage: gpufleet" in done.stdout
+    assert "bool" not in done.stdout
+
+
+def test_a_mistyped_command_is_told_what_it_may_mean() -> None:
+    done = gpufleet("migrat")
+
+    assert done.returncode == 2
+    assert "Did you mean 'migrate'?" in done.stderr
+
+
+def test_an_unknown_option_is_not_taken_for_a_number() -> None:
+    done = gpufleet("migrate", "-nope")
+
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_a_source_as_image_is_sent_to_build(tmp_path: Path) -> None:
+    (tmp_path / "k.cu").touch()
+
+    done = gpufleet(
+        "migrate", "--driver", "virtual", "--image", str(tmp_path / "k.cu"), CUDA_VISIBLE_DEVICES="0"
+    )
+
+    assert done.returncode == 1
+    assert f"compile it with `gpufleet build {tmp_path / 'k.cu'} -o {tmp_path / 'k.fatbin'}`" in done.stderr
+
+
 def test_version() -> None:
     done = gpufleet("--version")
 
@@ -282,6 +316,18 @@ def test_migrate_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> Non
         assert [launch["device"] for launch in thread["launches"]] == [thread["device"]] * 4
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("contexts", ["created", "primary"])
+@pytest.mark.parametrize("launch", ["pointers", "packed", "both"])
+def test_migrate_on_every_real_gpu(launch: str, contexts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpufleet.cli import main
+
+    code = main(["migrate", "--driver", "nvidia", "-n", "15", "--launch", launch, "--contexts", contexts])
+
+    expected = 15 * len(gf.devices("nvidia"))
+    assert (code, lines_of(capsys.readouterr().out)[-1]) == (0, f"verified {expected} of {expected}")
+
+
 def test_a_missing_image_says_where_it_was_looked_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,3 +399,41 @@ WRONG_KERNEL = """
     ret;
 }
 """
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that closes files")
+@pytest.mark.parametrize("command", ["devices", "devices --json", "--help"])
+def test_a_closed_stdout_is_quiet(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m gpufleet {command} >&-', sys.executable],
+        env=environment_for_commands(),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["devices", "devices --json", "migrate --json", "--help"])
+def test_a_full_disk_is_told_in_a_sentence(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpufleet", *command.split()],
+            env=environment_for_commands(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["GPUFLEET_VIRTUAL_DEVICES", "CUDA_VISIBLE_DEVICES"])
+def test_a_number_beyond_all_bounds_is_told_in_a_sentence(variable: str) -> None:
+    done = gpufleet("devices", **{"GPUFLEET_DRIVER": "virtual", variable: "9" * 5000})
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpufleet: ")
+    assert "Traceback" not in done.stderr

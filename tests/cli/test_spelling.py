@@ -43,9 +43,14 @@ def test_values_that_are_no_numbers_reach_the_parser() -> None:
 
 
 def test_other_options_stay_as_they_are() -> None:
-    others = ["--launch", "packed", "--image", "n4", "--json", "-nonsense"]
+    others = ["--launch", "packed", "--image", "n4", "--json", "-x", "n"]
 
     assert normalize(["migrate", *others]) == ["migrate", *others]
+
+
+@pytest.mark.parametrize("word", ["nope", "nthread", "n-threads", "nthread=3"])
+def test_an_unknown_word_is_not_taken_for_a_number_of_threads(word: str) -> None:
+    assert normalize(["migrate", f"-{word}"]) == ["migrate", f"--{word}"]
 
 
 def test_other_commands_are_left_alone() -> None:

@@ -25,6 +25,11 @@ KERNELS = (FOLDER / "memory_kernels.ptx").read_bytes() + b"\0"
 LIST = Path(__file__).with_name("not_reproduced.json")
 NOT_REPRODUCED: dict[str, dict[str, list[str]]] = json.loads(LIST.read_text())
 """{chapter: {reason: probes}}"""
+RACES = {
+    ("events", "default_streams.per_thread.wait.query_blocking"),
+    ("streams", "without_a_context.event.query"),
+}
+"""Answers that depend on whether a moment's work is done before the next call: READY or NOT_READY."""
 
 sys.path.append(str(FOLDER))
 import memory_probes  # noqa: E402
@@ -58,7 +63,9 @@ def is_right(chapter: str, name: str) -> bool:
 @pytest.mark.parametrize(("chapter", "name"), PROBES)
 def test_answer(chapter: str, name: str) -> None:
     why = reasons(chapter).get(name)
-    if why is None:
+    if (chapter, name) in RACES:
+        assert answers(chapter)[name] in ("SUCCESS", "ERROR_NOT_READY")
+    elif why is None:
         assert answers(chapter).get(name, "not asked") == RECORDED[chapter][name]
     else:
         assert not is_right(chapter, name), f"reproduced now: take it out of {LIST.name} (it said: {why})"

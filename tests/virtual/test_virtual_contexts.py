@@ -173,8 +173,8 @@ def test_two_drivers_share_nothing(make_driver: Callable[..., Any]) -> None:
 
 
 def test_functions_that_are_not_there_say_so(d: Any) -> None:
-    with pytest.raises(AttributeError, match="the virtual driver has no cuGraphCreate"):
-        _ = d.cuGraphCreate
+    with pytest.raises(AttributeError, match="the virtual driver has no cuArrayCreate"):
+        _ = d.cuArrayCreate
     with pytest.raises(AttributeError, match="neither VirtualDriver nor"):
         _ = d.cuNoSuchFunction
     assert d.CUdevice_attribute is not None

@@ -126,7 +126,7 @@ def test_values_of_the_wrong_type_raise_as_in_the_bindings(d: Any, functions: An
         ("fixed", (64, 1, 1), "SUCCESS"),
         ("fixed", (32, 1, 1), "INVALID_VALUE"),
         ("small", (64, 1, 1), "SUCCESS"),
-        ("small", (65, 1, 1), "LAUNCH_OUT_OF_RESOURCES"),
+        ("small", (65, 1, 1), "INVALID_VALUE"),
     ],
 )
 def test_blocks(d: Any, functions: Any, name: str, block: tuple[int, int, int], answer: str) -> None:

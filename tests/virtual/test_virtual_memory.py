@@ -131,6 +131,7 @@ def test_faults_are_explained_by_the_nearest_allocation(d: Any, context: Any) ->
     memory = d._state.context(context).memory(d._state.memory)
     assert memory.describe(pointer + 50).startswith("in the 100-byte device allocation")
     assert memory.describe(pointer + 103).startswith("4 bytes past the end of the 100-byte device allocation")
+    assert memory.describe(pointer + 100).startswith("1 byte past the end")
     assert "before the start" in memory.describe(pointer - 8)
     assert memory.describe(0) == "not near any memory that the driver knows"
     d.cuMemFree(pointer)
@@ -156,6 +157,8 @@ def test_copies_between_allocations_and_devices(d: Any, context: Any) -> None:
     second = value(d.cuMemAlloc(4096))
     d.cuMemcpyDtoD(second, first, 4096)
     assert (read(d, second, 4096) == 5).all()
+    assert code(d.cuMemsetD8(first, 6, 4096)) == "INVALID_VALUE"  # unlike copies, fills need access
+    d.cuCtxSetCurrent(context)
     d.cuMemsetD8(first, 6, 4096)
     d.cuMemcpy(second, first, 2048)
     assert read(d, second, 4096).tolist() == [6] * 2048 + [5] * 2048

@@ -134,12 +134,18 @@ def test_a_short_log_buffer_is_not_overrun(d: Any) -> None:
     assert log[9:] == b"\0" + b"x" * 10
 
 
-def test_a_load_that_succeeds_leaves_an_empty_log(d: Any) -> None:
+def test_the_logs_of_a_load_that_succeeds(d: Any) -> None:
     options = d.CUjit_option
-    log = bytearray(b"x" * 20)
-    names = [options.CU_JIT_INFO_LOG_BUFFER, options.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES]
-    assert code(d.cuModuleLoadDataEx(ptx("k"), 2, names, [log, 20])) == "SUCCESS"
-    assert log[0] == 0
+    errors, info = bytearray(b"x" * 20), bytearray(b"x" * 20)
+    names = [
+        options.CU_JIT_ERROR_LOG_BUFFER,
+        options.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        options.CU_JIT_INFO_LOG_BUFFER,
+        options.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+    ]
+    assert code(d.cuModuleLoadDataEx(ptx("k"), 4, names, [errors, 20, info, 20])) == "SUCCESS"
+    assert errors[0] == 0
+    assert info.startswith(b"gpufleet: loaded")
     assert code(d.cuModuleLoadDataEx(ptx("k"), 0, None, None)) == "SUCCESS"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -28,8 +29,15 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+HELP = {"help_option_names": ["--help", "-h"]}
+
+
 class LazyCommands(typer.core.TyperGroup):
     """A group whose commands are imported when they are named, so that one costs nothing to another."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options, for help to show."""
+        return _without_types_of_flags(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order that help shows."""
@@ -39,9 +47,26 @@ class LazyCommands(typer.core.TyperGroup):
         """Import the command `cmd_name`; None if there is none."""
         return load_command(cmd_name) if cmd_name in COMMANDS else None
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is named, or say which one could have been meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            import difflib  # only for an error
+
+            message = getattr(error, "message", "")
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1) if args else []
+            if close and "No such command" in message:
+                error.message = f"{message} Did you mean {close[0]!r}?"  # type: ignore[attr-defined]
+            raise
+
 
 class Command(typer.core.TyperCommand):
     """A command whose every usage error prints the usage, also that of an option without its value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options, for help to show."""
+        return _without_types_of_flags(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and note in an error that does not know it which command it is about."""
@@ -58,8 +83,16 @@ def load_command(name: str) -> Any:
     """Import `gpufleet.cli.<name>` and make its function of that name a command."""
     function = getattr(importlib.import_module(f"gpufleet.cli.{name}"), name)
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, cls=Command)(_explained(function))
+    single.command(name, cls=Command, context_settings=HELP)(_explained(function))
     return typer.main.get_command(single)
+
+
+def _without_types_of_flags(params: list[Any]) -> list[Any]:
+    """Take the type out of the help of options without a value, which newer versions of Typer show."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 def _explained(function: Callable[..., None]) -> Callable[..., None]:
@@ -75,7 +108,8 @@ def _explained(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(130) from None
         except (GpufleetError, OSError) as error:
             if options.get("as_json"):
-                print_json({"error": type(error).__name__, "message": str(error)})
+                with contextlib.suppress(OSError):  # where the error is that nothing can be printed
+                    print_json({"error": type(error).__name__, "message": str(error)})
             print_error(error)
             raise typer.Exit(1) from None
 
@@ -90,7 +124,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_app = typer.Typer(cls=LazyCommands, add_completion=False, pretty_exceptions_enable=False)
+_app = typer.Typer(
+    cls=LazyCommands, context_settings=HELP, add_completion=False, pretty_exceptions_enable=False
+)
 
 
 @_app.callback()

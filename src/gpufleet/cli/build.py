@@ -33,7 +33,7 @@ def build(
         typer.Option(
             metavar="LIST",
             help="Architectures to make machine code for, such as 80,90a; or none.",
-            show_default="75,80,86,87,89,90,100,110,120",
+            show_default="in a .fatbin 75,80,86,87,89,90,100,110,120",
         ),
     ] = None,
     ptx: Annotated[
@@ -41,7 +41,7 @@ def build(
         typer.Option(
             metavar="LIST",
             help="Architectures to add PTX for, which newer and virtual GPUs take; or none.",
-            show_default="75",
+            show_default="in a .fatbin or .ptx 75",
         ),
     ] = None,
     debug: Annotated[
@@ -88,6 +88,7 @@ def build(
         print_error(f"{source.name} has no kernel: mark it __global__, and instantiate templates")
     if verbose:
         _print_entries(result, seconds)
+    _print_summary(output, result)
 
 
 def _split(lists: list[str] | None) -> list[str] | None:
@@ -137,6 +138,8 @@ def _document(result: BuildResult, seconds: float) -> dict[str, object]:
             }
             for e in result.entries
         ],
+        "archs": list(result.archs),
+        "ptx": list(result.ptx),
         "kernels": list(result.kernels),
         "log": result.log,
         "seconds": round(seconds, 3),
@@ -148,8 +151,21 @@ def _print_entries(result: BuildResult, seconds: float) -> None:
 
     for entry in result.entries:
         print_line("  ", str(entry))
-    print_line("  kernels: ", ", ".join(result.kernels) or "none")
     version = "{}.{}".format(*nvrtc_version())
-    print_line(
-        (str(result.output), "bold"), f"  {result.size} bytes, built with NVRTC {version} in {seconds:.1f} s"
-    )
+    print_line(f"  built with NVRTC {version} in {seconds:.1f} s")
+
+
+MOST_NAMES = 8
+
+
+def _print_summary(output: Path, result: BuildResult) -> None:
+    """One line: which file, how large, for which GPUs, with which kernels."""
+    parts = [
+        f"{what} for {', '.join(f'sm_{arch}' for arch in archs)}"
+        for what, archs in (("machine code", result.archs), ("PTX", result.ptx))
+        if archs
+    ]
+    more = len(result.kernels) - MOST_NAMES
+    names = ", ".join(result.kernels[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    parts.append(f"kernels: {names or 'none'}")
+    print_line((str(output), "bold"), f"  {result.size:,} bytes  ", "; ".join(parts))

@@ -55,7 +55,11 @@ def migrate(
         typer.Option(help="A fatbin, cubin or PTX file, in the current folder or beside the program."),
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Its kernel (int *out, int n) that sets out[i] = n - i.")
+        str | None,
+        typer.Option(
+            help="Its kernel (int *out, int n), whose thread i writes n - i.",
+            show_default="countdown",
+        ),
     ] = None,
     as_json: JsonOption = False,
     driver: DriverOption = None,
@@ -64,7 +68,7 @@ def migrate(
     ] = False,
     noprompt: Annotated[bool, typer.Option("--noprompt", help="Accepted and ignored, as --qatest.")] = False,
 ) -> None:
-    """Prove that contexts migrate: many threads, on every device, launch in one context and verify."""
+    """Show that contexts migrate: many threads, on every device, launch in one context and verify."""
     from gpufleet.migrate import run_migration
 
     devices = visible_devices(chosen(driver))

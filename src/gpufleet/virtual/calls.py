@@ -84,6 +84,8 @@ def call(
                     arguments = (state.current(), *arguments)
                 if state.fault is not None and not after_fault:
                     state.check_fault()
+                if state.captures.active:
+                    state.captures.check(state, name, arguments, keywords)
                 value = function(state, *arguments, **keywords)
             except Refusal as refusal:
                 state.thread.error_log = refusal.reason

@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 _ids = itertools.count(1)
 
 DEFAULT_LIMITS = {
-    "CU_LIMIT_STACK_SIZE": 1024,
-    "CU_LIMIT_PRINTF_FIFO_SIZE": 7 << 20,
-    "CU_LIMIT_MALLOC_HEAP_SIZE": 8 << 20,
+    "STACK_SIZE": 1024,
+    "PRINTF_FIFO_SIZE": 8_650_752,
+    "MALLOC_HEAP_SIZE": 8 << 20,
+    "DEV_RUNTIME_PENDING_LAUNCH_COUNT": 2048,
+    "MAX_L2_FETCH_GRANULARITY": 64,
+    "PERSISTING_L2_CACHE_SIZE": 0,
+}
+"""As on an H200; that has no other limits either."""
+LARGEST_LIMITS = {
+    "STACK_SIZE": 512 << 10,
+    "MAX_L2_FETCH_GRANULARITY": 128,
+    "PERSISTING_L2_CACHE_SIZE": 60 << 20,
 }
 
 
@@ -61,7 +70,8 @@ class Context:
         self.modules: dict[int, Module] = {}
         self.peers: set[Context] = set()
         self.peer_version += 1
-        self.limits: dict[Any, int] = {}
+        self.limits: dict[str, int] = {}
+        self.cache_preference: Any = None
         self._per_thread = threading.local()
         self._thread_streams: list[tuple[threading.Thread, Stream]] = []
         self._draining: list[Stream] = []
@@ -101,14 +111,15 @@ class Context:
 
     def blocking_streams(self) -> Iterator[Stream]:
         """Yield the streams that the legacy default stream waits for."""
-        return (stream for stream in self._ordinary_streams() if stream.is_blocking)
+        return (stream for stream in self.ordinary_streams() if stream.is_blocking)
 
     def pending(self) -> list[Operation]:
         """Return the operations whose end means that all work of the context has ended."""
-        tails = [stream.tail for stream in (self.legacy, *self._ordinary_streams())]
+        tails = [stream.tail for stream in (self.legacy, *self.ordinary_streams())]
         return [tail for tail in tails if tail is not None and not tail.done]
 
-    def _ordinary_streams(self) -> Iterator[Stream]:
+    def ordinary_streams(self) -> Iterator[Stream]:
+        """Yield all streams but the legacy default one, also those destroyed that have work."""
         yield from list(self.streams.values())
         yield from self._draining
         for _, stream in self._thread_streams:

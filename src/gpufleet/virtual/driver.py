@@ -15,6 +15,8 @@ from gpufleet.virtual.state import FROM_ENVIRONMENT, Configuration, State
 CHAPTERS = (
     "initialization", "devices", "contexts", "primary_contexts", "memory", "host_memory", "pools", "copies",
     "fills", "pointers", "streams", "events", "modules", "libraries", "functions", "launches", "occupancy",
+    "capture", "graphs", "graph_nodes", "graph_launches", "graph_memory",
+    "stream_attributes", "stream_values",
 )  # fmt: skip
 """The files of `gpufleet.virtual.api`."""
 

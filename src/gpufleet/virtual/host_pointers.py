@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,22 @@ def read_bytes(address: int, size: int) -> bytes:
 def write_bytes(address: int, data: bytes) -> None:
     """Overwrite host memory."""
     ctypes.memmove(address, data, len(data))
+
+
+def mapped_bytes(address: int, size: int) -> int:
+    """Return how many of `size` bytes from `address` on are mapped; all, where the system does not say."""
+    if sys.platform != "linux":
+        return size
+    end = address + size
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, stop = line.partition(" ")[0].partition("-")
+        if int(start, 16) <= address < int(stop, 16):
+            address = int(stop, 16)
+            if address >= end:
+                return size
+        elif int(start, 16) > address:
+            break
+    return max(size - (end - address), 0)
 
 
 def read_pointers(address: int, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from gpufleet.virtual.handles import new_handle
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
     from gpufleet.virtual.modules import Module
+    from gpufleet.virtual.ptx import Kernel
     from gpufleet.virtual.ptx import Module as Tree
 
 
@@ -46,3 +47,10 @@ class LibraryKernel:
         self.handle = new_handle()
         self.library = library
         self.name = name
+        self.settings: dict[int, dict[str, int]] = {}
+        """What cuKernelSetAttribute was told, by device: what its functions there begin with."""
+
+    @property
+    def tree(self) -> Kernel:
+        """The kernel's syntax tree."""
+        return self.library.tree.kernels[self.name]

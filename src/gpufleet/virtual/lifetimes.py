@@ -73,7 +73,7 @@ def withdraw(state: State, allocation: Allocation) -> bool:
     with state.lock:
         if state.memory.at(allocation.start) is not allocation:
             return False
-        if allocation.pool is not None:
+        if allocation.pool is not None and not allocation.is_freed:
             allocation.pool.count(-allocation.size)
         state.scheduler.retire(state.memory.withdraw(allocation))
         return True
@@ -83,8 +83,9 @@ def _end_contents(state: State, context: Context) -> None:
     for module in list(context.modules.values()):
         unload(state, module)
     with state.lock:
-        for stream in context.streams:
-            state.streams.pop(stream, None)
+        for stream in context.streams.values():
+            state.captures.leave(stream)
+            state.streams.pop(stream.handle, None)
         for event in context.events:
             state.events.pop(event, None)
         context.streams, context.events, context.peers = {}, {}, set()

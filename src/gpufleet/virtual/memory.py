@@ -38,11 +38,14 @@ class Memory:
         Pinned and managed memory.
     registered : SpanIndex
         Host memory of the caller's that was page-locked in place; it lies outside of the region.
+    planned : SpanIndex
+        Memory of graphs, which is allocated only while they say so.
     """
 
     def __init__(self, lock: AbstractContextManager[bool], capacities: list[int]) -> None:
         self.lock = lock
         self.registered = SpanIndex()
+        self.planned = SpanIndex()
         self.pool_access_version = 0
         """Counts changes of which devices may use which pool."""
         capacities = [physical_memory(), *capacities]
@@ -88,11 +91,15 @@ class Memory:
         """Say whether any of these bytes lies in the region, where touching what is not allocated faults."""
         return self.space.contains(address, size)
 
+    def knows(self, address: int, size: int) -> bool:
+        """Say whether bytes that lie in no allocation begin in registered memory or touch the region."""
+        return self.space.contains(address, size) or self.registered.find(address) is not None
+
     def owned_by(self, context: Context) -> Iterator[Allocation]:
-        """Yield what a context allocated or registered."""
+        """Yield what a context allocated or registered; memory of a pool belongs to no context."""
         for index in self._indices():
             for allocation in index:
-                if allocation.context is context:
+                if allocation.context is context and allocation.pool is None:
                     yield allocation
 
     def describe(self, address: int, context: Context | None = None) -> str:
@@ -108,7 +115,7 @@ class Memory:
         if not distance:
             return f"in {nearest}{_unreachable(nearest, context)}"
         where = "before the start of" if address < nearest.start else "past the end of"
-        return f"{distance} bytes {where} {nearest}"
+        return f"{distance} byte{'s' if distance > 1 else ''} {where} {nearest}"
 
     def release(self) -> None:
         """Give all memory and all addresses back; nothing of this object may be used afterwards."""

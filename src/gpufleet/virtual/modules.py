@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpufleet.virtual import ptx
 from gpufleet.virtual.calls import Refusal
@@ -16,10 +16,13 @@ from gpufleet.virtual.parameters import ParameterSpace
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
     from gpufleet.virtual.engine import Engine, Executable, Launch
+    from gpufleet.virtual.libraries import Library
     from gpufleet.virtual.memory import Memory
     from gpufleet.virtual.spans import Allocation
 
-DEFAULT_DYNAMIC_SHARED = 49_152
+DYNAMIC_SHARED = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+"""The attribute that allows a kernel more shared memory."""
+DEFAULT_SHARED = 49_152
 """Shared memory of a block, static and dynamic, unless cuFuncSetAttribute allows more."""
 BRIEF_SECONDS = 0.001
 
@@ -41,6 +44,8 @@ class Module:
         self.context = context
         self.tree = tree
         self.engine = engine
+        self.library: Library | None = None
+        """The library that it is a part of."""
         self.variables: dict[str, Allocation] = {}
         self.functions = {name: Function(self, kernel) for name, kernel in tree.kernels.items()}
 
@@ -73,8 +78,7 @@ class Function:
     Attributes
     ----------
     kernel : ptx.Kernel
-    max_dynamic_shared : int
-        The most dynamic shared memory a launch may ask for.
+    parameters : ParameterSpace
     """
 
     def __init__(self, module: Module, kernel: ptx.Kernel) -> None:
@@ -82,9 +86,8 @@ class Function:
         self.module = module
         self.kernel = kernel
         self.parameters = ParameterSpace(kernel)
-        self.max_dynamic_shared = max(DEFAULT_DYNAMIC_SHARED - kernel.static_shared, 0)
-        self.attributes: dict[Any, int] = {}
-        """What cuFuncSetAttribute was told of attributes without effect here."""
+        self.settings: dict[str, int] = {}
+        """What cuFuncSetAttribute was told, by the attribute's name."""
         self._executable: Executable | None = None
         self._lock = threading.Lock()
         self._last_run: tuple[float, int] | None = None
@@ -95,6 +98,11 @@ class Function:
         return self.module.context
 
     @property
+    def max_dynamic_shared(self) -> int:
+        """The most dynamic shared memory a launch may ask for."""
+        return self.settings.get(DYNAMIC_SHARED, default_dynamic_shared(self.kernel))
+
+    @property
     def is_loaded(self) -> bool:
         """Whether it was made executable."""
         return self._executable is not None
@@ -102,7 +110,7 @@ class Function:
     @property
     def max_threads(self) -> int:
         """The most threads a block may have."""
-        return min(self.kernel.max_threads or 1024, 1024)
+        return max_threads(self.kernel)
 
     def load(self) -> Executable:
         """Return what runs the kernel, made at the first call; refuse a kernel the engine cannot run."""
@@ -131,6 +139,16 @@ class Function:
             return module.engine.load(module.tree, self.kernel.name, module.symbols)
         except ptx.PtxError as error:
             raise Refusal(error.code, f"kernel {self.kernel.name!r}: {error}") from error
+
+
+def max_threads(kernel: ptx.Kernel) -> int:
+    """Return the most threads a block of a kernel may have."""
+    return min(kernel.max_threads or 1024, 1024)
+
+
+def default_dynamic_shared(kernel: ptx.Kernel) -> int:
+    """Return how much dynamic shared memory a kernel may have without asking for more."""
+    return max(DEFAULT_SHARED - kernel.static_shared, 0)
 
 
 def parse(text: str, capability: tuple[int, int]) -> ptx.Module:

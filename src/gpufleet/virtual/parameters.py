@@ -24,6 +24,7 @@ class ParameterSpace:
     def __init__(self, kernel: Kernel) -> None:
         self._name = kernel.name
         self._size = kernel.parameter_bytes
+        self._parameters = kernel.parameters
         self._sizes = [parameter.size for parameter in kernel.parameters]
         # "s" cuts bytes to its length or fills them up with zeros.
         layout, end = "<", 0
@@ -62,6 +63,13 @@ class ParameterSpace:
         if not _is_null(extra):
             raise Refusal("INVALID_VALUE", "parameters come as kernelParams or as extra, not both")
         return self._from_pointers(host_address(kernel_params))
+
+    def pointers(self, parameters: bytes) -> tuple[Any, Any]:
+        """Return an array of pointers to a launch's parameters, and the copy that they point into."""
+        values = ctypes.create_string_buffer(parameters, max(len(parameters), 1))
+        start = ctypes.addressof(values)
+        offsets = [parameter.offset for parameter in self._parameters]
+        return (ctypes.c_void_p * max(len(offsets), 1))(*(start + offset for offset in offsets)), values
 
     def _from_pointers(self, address: int) -> bytes:
         pointers = read_pointers(address, len(self._sizes))

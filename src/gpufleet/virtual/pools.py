@@ -18,15 +18,18 @@ class Pool:
 
     Attributes
     ----------
+    limit : int
+        The most bytes that may be in use; 0 for no limit but the device's.
     used, used_high : int
-        Bytes in use, and the most there were.
+        Bytes in use, and the most there were. A free counts at once, also where it waits in a stream.
     accessible_from : set of int
         Ordinals of the devices whose kernels may use its memory (cuMemPoolSetAccess).
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, limit: int = 0) -> None:
         self.handle = new_handle()
         self.device = device
+        self.limit = limit
         self.used = 0
         self.used_high = 0
         self.settings: dict[int, int] = {}

@@ -46,10 +46,13 @@ class Allocation:
         Different for each allocation of the process.
     reserved : int
         Addresses set aside for it, with its guard page.
+    sync_memops : bool
+        What CU_POINTER_ATTRIBUTE_SYNC_MEMOPS says.
     """
 
     __slots__ = (
-        "context", "flags", "is_freed", "kind", "number", "ordinal", "pool", "reserved", "size", "start"
+        "context", "flags", "is_freed", "kind", "number", "ordinal", "pool", "reserved", "size", "start",
+        "sync_memops",
     )  # fmt: skip
 
     def __init__(self, start: int, size: int, kind: str, context: Context, ordinal: int) -> None:
@@ -63,6 +66,7 @@ class Allocation:
         self.flags = 0
         self.number = next(_numbers)
         self.reserved = size
+        self.sync_memops = kind == "managed"
 
     @property
     def end(self) -> int:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpufleet.virtual.calls import Refusal
+from gpufleet.virtual.capture import Captures
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.deferred import DeferredCalls
 from gpufleet.virtual.devices import Device, uuid_text
 from gpufleet.virtual.engine import Engine, KernelFault
+from gpufleet.virtual.graph_objects import Graphs
 from gpufleet.virtual.libraries import Library, LibraryKernel
 from gpufleet.virtual.memory import Memory, physical_memory
 from gpufleet.virtual.modules import Function, Module
@@ -77,6 +79,10 @@ class State:
         Calls of finalizers that came at a bad moment.
     contexts, streams, events, modules, functions, libraries, kernels, pools : dict
         The objects behind the handles; destroyed contexts stay, since they may still be pushed.
+    captures : Captures
+        Which streams are captured.
+    graphs : Graphs
+        The graphs, and what belongs to them.
     """
 
     devices: list[Device]
@@ -100,6 +106,8 @@ class State:
         self.libraries: dict[int, Library] = {}
         self.kernels: dict[int, LibraryKernel] = {}
         self.pools: dict[int, Pool] = {}
+        self.graphs = Graphs()
+        self.captures = Captures(self.graphs)
         _watch(self)
 
     @property

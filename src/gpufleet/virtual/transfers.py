@@ -12,6 +12,7 @@ from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.engine import KernelFault
 
 if TYPE_CHECKING:
+    from gpufleet.virtual.contexts import Context
     from gpufleet.virtual.memory import Memory
     from gpufleet.virtual.spans import Allocation
 
@@ -56,22 +57,27 @@ class Side:
         return self.allocation is not None and not self.allocation.is_host
 
 
-def locate(memory: Memory, *sides: Side) -> None:
-    """Find the allocations of sides; refuse what lies partly or not at all in one, as driver 580 does.
+def locate(memory: Memory, context: Context, *sides: Side, for_graph: bool = False) -> None:
+    """Find the allocations of sides, for a copy or fill in `context`.
 
-    Host memory that the driver does not know is taken as it is.
+    Refuses what lies partly or not at all in an allocation, and memory of a pool that is not open to the
+    context's device, as driver 580 does. `for_graph`, memory will do that a graph allocates when it is
+    launched. Host memory that the driver does not know is taken as it is.
     """
     with memory.lock:
         for side in sides:
             address, extent = side.address, side.extent
-            if extent < 0:
-                raise Refusal("INVALID_VALUE", f"a copy of {extent} bytes")
-            side.allocation = memory.find(address, extent)
-            if side.allocation is None and (
-                side.must_be_known or not address or memory.holds(address, extent)
-            ):
-                where = memory.describe(address)
-                raise Refusal("INVALID_VALUE", f"{extent} bytes at {address:#x}: {where}")
+            known = memory.find(address, extent)
+            if known is None and for_graph:
+                known = memory.planned.find(address, extent)
+            side.allocation = known
+            if known is None:
+                is_host = not side.must_be_known and address and not memory.knows(address, extent)
+                if not is_host:
+                    where = memory.describe(address)
+                    raise Refusal("INVALID_VALUE", f"{extent} bytes at {address:#x}: {where}")
+            elif known.pool is not None and context.device.ordinal not in known.pool.accessible_from:
+                raise Refusal("INVALID_VALUE", f"{known} is of a pool that is not open to the device")
 
 
 def move(memory: Memory, to: Side, source: Side) -> None:

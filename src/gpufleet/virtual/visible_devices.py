@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_NUMBER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?0*\d{1,9}(?!\d)")
+"""No ordinal has more digits, and Python refuses to read very long numbers."""
 
 
 def visible_devices(text: str | None, uuids: Sequence[str]) -> list[int]:

@@ -102,6 +102,7 @@ def test_source_lines_are_named_where_the_text_has_them() -> None:
         ("st.shared.u32 [%rd1], 1;", "shared store of 4 bytes out of bounds"),
         ("ld.shared.u32 %r2, [%rd1];", "the block has 64 bytes of shared memory"),
         ("ld.shared.v4.u32 {%r2,%r3,%r4,%r5}, [s+56];", "not a multiple of 16"),
+        ("st.shared.u8 [%rd1], 1;", "shared store of 1 byte out of bounds"),
         ("st.local.u32 [%rd1], 1;", "local store of 4 bytes out of bounds"),
         ("st.u32 [%rd1], 1;", "global store of 4 bytes out of bounds"),
         ("ld.param.u32 %r2, [%rd1];", "param load of 4 bytes out of bounds"),

@@ -204,3 +204,30 @@ def test_ptx_that_is_not_carried_out_is_refused_when_the_kernel_is_loaded(body: 
     assert "unsupported PTX: " in str(caught.value)
     assert caught.value.line > 0
     device.launch("other", (1, 1, 1), (1, 1, 1))
+
+
+def test_a_guarded_vector_leaves_every_element_of_other_lanes_alone() -> None:
+    text = kernel_text(
+        f"""{LANE} mov.u32 %r9, 1; mov.u32 %r10, 2; setp.lt.u32 %p1, %r1, 3;
+        @%p1 ld.param.v2.u32 {{%r9, %r10}}, [p1];
+        ld.param.u64 %rd1, [p0]; mad.wide.u32 %rd1, %r1, 8, %rd1; st.global.v2.u32 [%rd1], {{%r9, %r10}};""",
+        parameters=".param .u64 p0, .param .align 8 .b8 p1[8]",
+    )
+    device = Device.load(text)
+    out = device.memory.alloc(64)
+    device.launch("k", (1, 1, 1), (8, 1, 1), out, bytes([5, 0, 0, 0, 6, 0, 0, 0]))
+    assert device.memory.download(out, np.uint32, 16).tolist() == [5, 6] * 3 + [1, 2] * 5
+
+
+def test_a_call_block_named_like_a_parameter_is_another_one() -> None:
+    outside = """
+    .func (.param .b32 r) g(.param .b32 a) { .reg .u32 %x; ld.param.u32 %x, [a]; add.u32 %x, %x, 1;
+      st.param.u32 [r], %x; ret; }
+    .func (.param .b32 r) f(.param .b32 a) { .reg .u32 %x; .reg .u32 %y;
+      ld.param.u32 %x, [a]; mul.lo.u32 %y, %x, 10;
+      { .param .b32 a; .param .b32 r; st.param.b32 [a], %y; call (r), g, (a); ld.param.b32 %y, [r]; }
+      ld.param.u32 %x, [a]; add.u32 %x, %x, %y; st.param.u32 [r], %x; ret; }
+    """
+    body = "{ .param .b32 a; .param .b32 r; st.param.b32 [a], %r1; call (r), f, (a); ld.param.b32 %r9, [r]; }"
+    found = launch(body, outside=outside, lanes=32)
+    assert np.array_equal(found[:, 0], 11 * np.arange(32) + 1)

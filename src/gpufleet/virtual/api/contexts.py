@@ -6,12 +6,14 @@ from typing import Any
 
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
-from gpufleet.virtual.contexts import DEFAULT_LIMITS, Context
+from gpufleet.virtual.contexts import DEFAULT_LIMITS, LARGEST_LIMITS, Context
 from gpufleet.virtual.lifetimes import create_context, end_context
 from gpufleet.virtual.state import State
 
 FLAGS_MASK = 0xFF
 """CU_CTX_FLAGS_MASK."""
+MAP_HOST = 8
+"""CU_CTX_MAP_HOST: taken, and forgotten, since host memory is always mapped."""
 API_VERSION = 3020
 """What cuCtxGetApiVersion answers for every context since CUDA 3.2."""
 PRIORITIES = (0, -5)
@@ -22,7 +24,7 @@ PRIORITIES = (0, -5)
 def cuCtxCreate(state: State, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
     """Create a context and make it current."""
     device = state.device(dev)
-    _check_flags(flags)
+    check_flags(flags)
     if ctxCreateParams is not None and (ctxCreateParams.numExecAffinityParams or ctxCreateParams.cigParams):
         raise Refusal("NOT_SUPPORTED", "virtual devices have no execution affinity and no CIG")
     context = create_context(state, device, flags)
@@ -112,8 +114,8 @@ def cuCtxGetFlags(state: State, current: Context) -> int:
 @call(context=True)
 def cuCtxSetFlags(state: State, current: Context, flags: int) -> None:
     """Change the flags of the current context."""
-    _check_flags(flags)
-    current.flags = flags
+    check_flags(flags)
+    current.flags = flags & ~MAP_HOST
 
 
 @call(outputs=1)
@@ -139,23 +141,44 @@ def cuCtxGetStreamPriorityRange(state: State, current: Context) -> tuple[int, in
 def cuCtxGetLimit(state: State, current: Context, limit: Any) -> int:
     """Return a limit; virtual devices only remember what was set."""
     name = _limit_name(limit)
-    return current.limits.get(name, DEFAULT_LIMITS.get(name, 0))
+    return current.limits.get(name, DEFAULT_LIMITS[name])
 
 
 @call(context=True)
 def cuCtxSetLimit(state: State, current: Context, limit: Any, value: int) -> None:
     """Remember a limit; it has no effect."""
-    current.limits[_limit_name(limit)] = value
+    name = _limit_name(limit)
+    if value > LARGEST_LIMITS.get(name, value):
+        raise Refusal("INVALID_VALUE", f"{name} of {value}: the most is {LARGEST_LIMITS[name]}")
+    current.limits[name] = value
 
 
 @call(outputs=1, context=True)
 def cuCtxGetCacheConfig(state: State, current: Context) -> Any:
-    """Return that there is no preference: virtual devices have no cache."""
-    return bindings().CUfunc_cache.CU_FUNC_CACHE_PREFER_NONE
+    """Return the preference that was set."""
+    preference = current.cache_preference
+    return bindings().CUfunc_cache.CU_FUNC_CACHE_PREFER_NONE if preference is None else preference
 
 
 @call(context=True)
 def cuCtxSetCacheConfig(state: State, current: Context, config: Any) -> None:
+    """Remember a preference; virtual devices have no cache."""
+    current.cache_preference = config
+
+
+@call(outputs=1, context=True)
+def cuCtxGetSharedMemConfig(state: State, current: Context) -> Any:
+    """Return that banks have four bytes, as on every device since compute capability 5.0."""
+    return bindings().CUsharedconfig.CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE
+
+
+@call(context=True)
+def cuCtxSetSharedMemConfig(state: State, current: Context, config: Any) -> None:
+    """Do nothing: virtual devices have no banks of shared memory."""
+
+
+@call(context=True)
+def cuCtxResetPersistingL2Cache(state: State, current: Context) -> None:
     """Do nothing: virtual devices have no cache."""
 
 
@@ -202,7 +225,8 @@ def _context_or_current(state: State, handle: Any) -> Context:
     return state.live_context(handle) if number(handle) else state.current()
 
 
-def _check_flags(flags: int) -> None:
+def check_flags(flags: int) -> None:
+    """Refuse what are no flags of a context."""
     scheduling = flags & 7
     if flags & ~FLAGS_MASK or scheduling not in (0, 1, 2, 4):
         raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a context")
@@ -210,6 +234,11 @@ def _check_flags(flags: int) -> None:
 
 def _limit_name(limit: Any) -> str:
     try:
-        return str(bindings().CUlimit(int(limit)).name)
+        name = str(bindings().CUlimit(int(limit)).name).removeprefix("CU_LIMIT_")
     except ValueError:
-        raise Refusal("INVALID_VALUE", f"{int(limit)} is no CUlimit") from None
+        name = "MAX"
+    if name == "MAX":
+        raise Refusal("INVALID_VALUE", f"{int(limit)} is no CUlimit")
+    if name not in DEFAULT_LIMITS:
+        raise Refusal("UNSUPPORTED_LIMIT", f"virtual devices have no limit {name}")
+    return name

@@ -7,6 +7,7 @@ from typing import Any
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.host_pointers import host_address, read_bytes
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
@@ -78,10 +79,12 @@ def cuMemcpyPeer(
     srcContext: Any,
     ByteCount: int,
 ) -> None:
-    """Copy between two contexts, after all work of both, and wait. Peer access need not be enabled."""
-    for context in (state.live_context(dstContext), state.live_context(srcContext)):
-        state.wait(context)
-    _copy(state, current.legacy, _device(dstDevice, ByteCount), _device(srcDevice, ByteCount), wait=True)
+    """Copy between two contexts, NULL for the current one. Peer access need not be enabled.
+
+    The caller does not wait, nor does the copy for other streams than the legacy default one's.
+    """
+    _check_contexts(state, dstContext, srcContext)
+    _copy(state, current.legacy, _device(dstDevice, ByteCount), _device(srcDevice, ByteCount))
 
 
 @call()
@@ -95,8 +98,7 @@ def cuMemcpyPeerAsync(
     hStream: Any,
 ) -> None:
     """Copy between two contexts in the order of a stream. Peer access need not be enabled."""
-    state.live_context(dstContext)
-    state.live_context(srcContext)
+    _check_contexts(state, dstContext, srcContext)
     stream = state.stream(hStream)
     _copy_async(state, stream, _device(dstDevice, ByteCount), _device(srcDevice, ByteCount))
 
@@ -104,19 +106,19 @@ def cuMemcpyPeerAsync(
 @call(context=True)
 def cuMemcpy2D(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle."""
-    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
 
 
 @call(context=True)
 def cuMemcpy2DUnaligned(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle, whatever its pitch."""
-    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
 
 
 @call()
 def cuMemcpy2DAsync(state: State, pCopy: Any, hStream: Any) -> None:
     """Copy a rectangle in the order of a stream."""
-    _copy_async(state, state.stream(hStream), *_rectangles(pCopy), pCopy)
+    _copy_async(state, state.stream(hStream), *rectangles(pCopy), pCopy)
 
 
 def _device(pointer: Any, size: int) -> Side:
@@ -127,18 +129,22 @@ def _host(pointer: Any, size: int) -> Side:
     return Side(host_address(pointer), size, 1, size)
 
 
-def _copy(
-    state: State, stream: Stream, to: Side, source: Side, keep: object = None, *, wait: bool = False
-) -> None:
+def _check_contexts(state: State, *handles: Any) -> None:
+    for handle in handles:
+        if number(handle):
+            state.live_context(handle)
+
+
+def _copy(state: State, stream: Stream, to: Side, source: Side, keep: object = None) -> None:
     """Copy in the order of a stream, and wait unless both sides are device memory.
 
     (Driver API, "API synchronization behavior".)
     """
     if not to.width or not to.rows:
         return
-    locate(state.memory, to, source)
+    locate(state.memory, stream.context, to, source)
     operation = _operation(state, stream, to, source, keep)
-    if wait or not (to.is_device and source.is_device):
+    if not (to.is_device and source.is_device):
         enqueue_and_wait(state.scheduler, stream, operation)
         state.check_fault()
     else:
@@ -149,19 +155,32 @@ def _copy_async(state: State, stream: Stream, to: Side, source: Side, keep: obje
     """Copy in the order of a stream, and wait only where pageable memory makes the driver do so."""
     if not to.width or not to.rows:
         return
-    locate(state.memory, to, source)
-    if source.is_pageable and not to.is_pageable and source.rows == 1 and source.width <= STAGED:
+    is_captured = stream.capture is not None
+    locate(state.memory, stream.context, to, source, for_graph=is_captured)
+    if is_captured:  # also pageable memory is read and written by each launch
+        enqueue(state.scheduler, stream, _operation(state, stream, to, source, keep), kind="MEMCPY")
+        return
+    may_wait = to.is_pageable or source.is_pageable
+    if to.is_device and source.is_pageable and source.rows == 1 and source.width <= STAGED:
         keep = staged = read_bytes(source.address, source.width)
         source = Side(host_address(staged), source.width)
         may_wait = False
-    else:
-        may_wait = to.is_pageable or source.is_pageable
     operation = _operation(state, stream, to, source, keep)
     if may_wait:
         enqueue_and_wait(state.scheduler, stream, operation)
         state.check_fault()
     else:
         enqueue(state.scheduler, stream, operation)
+
+
+def copy_node(state: State, context: Context, parameters: Any) -> Work:
+    """Return the work of a copy's node in a graph."""
+    to, source = rectangles(parameters)
+    if not to.width or not to.rows:
+        raise Refusal("INVALID_VALUE", "there is nothing to copy")
+    locate(state.memory, context, to, source, for_graph=True)
+    operation = _operation(state, context.legacy, to, source, parameters)
+    return Work("MEMCPY", context, operation)
 
 
 def _operation(state: State, stream: Stream, to: Side, source: Side, keep: object) -> Operation:
@@ -174,25 +193,32 @@ def _operation(state: State, stream: Stream, to: Side, source: Side, keep: objec
     return Operation(stream.context.device.ordinal, run)
 
 
-def _rectangles(copy: Any) -> tuple[Side, Side]:
-    size = int(copy.WidthInBytes), int(copy.Height)
-    to_host, to_device = copy.dstHost, copy.dstDevice
-    from_host, from_device = copy.srcHost, copy.srcDevice
+def rectangles(copy: Any) -> tuple[Side, Side]:
+    """Return the two sides that a description of a copy names."""
+    if copy is None:
+        raise Refusal("INVALID_VALUE", "the description of the copy is NULL")
+    width, rows = int(copy.WidthInBytes), int(copy.Height)
+    if not width or not rows:
+        return Side(0, 0, 0), Side(0, 0, 0)
+    to, to_host, to_device = copy.dstMemoryType, copy.dstHost, copy.dstDevice
+    source, from_host, from_device = copy.srcMemoryType, copy.srcHost, copy.srcDevice
     return (
-        _rectangle(copy.dstMemoryType, to_host, to_device, copy.dstPitch, copy.dstXInBytes, copy.dstY, *size),
-        _rectangle(
-            copy.srcMemoryType, from_host, from_device, copy.srcPitch, copy.srcXInBytes, copy.srcY, *size
-        ),
+        _rectangle(to, to_host, to_device, copy.dstPitch, copy.dstXInBytes, copy.dstY, width, rows),
+        _rectangle(source, from_host, from_device, copy.srcPitch, copy.srcXInBytes, copy.srcY, width, rows),
     )
 
 
 def _rectangle(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int, width: int, rows: int) -> Side:
-    """One side, which begins `x` bytes and `y` rows into what its pointer points to."""
+    """One side, which begins `x` bytes and `y` rows into what its pointer points to.
+
+    A pitch of 0 means rows without gaps.
+    """
     kinds = bindings().CUmemorytype
     if kind == kinds.CU_MEMORYTYPE_ARRAY:
         raise Refusal("NOT_SUPPORTED", "virtual devices have no CUDA arrays")
-    if width > pitch:
-        raise Refusal("INVALID_VALUE", f"rows of {width} bytes are {pitch} bytes apart")
+    pitch = pitch or x + width
+    if x + width > pitch:
+        raise Refusal("INVALID_VALUE", f"rows of {width} bytes from byte {x} on are {pitch} bytes apart")
     base = host_address(host) if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
     must_be_known = bool(kind == kinds.CU_MEMORYTYPE_DEVICE)
     return Side(base + y * pitch + x, width, rows, pitch, must_be_known=must_be_known)

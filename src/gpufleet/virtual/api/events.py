@@ -6,20 +6,22 @@ from typing import Any
 
 from gpufleet.virtual.bindings import bindings
 from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.capture import check_not_captured
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.state import State
-from gpufleet.virtual.streams import Event
+from gpufleet.virtual.streams import Event, wait_for_event
 
 INTERPROCESS = 4
 """CU_EVENT_INTERPROCESS."""
+EXTERNAL = 1
+"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL."""
 
 
 @call(outputs=1, context=True)
 def cuEventCreate(state: State, current: Context, Flags: int) -> Any:
     """Create an event in the current context."""
-    if Flags & INTERPROCESS:
-        raise Refusal("NOT_SUPPORTED", "virtual devices have no events between processes")
-    if Flags & ~3:
+    if Flags & ~7 or (Flags & INTERPROCESS and not Flags & Event.DISABLE_TIMING):
         raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of an event")
     event = Event(current, Flags)
     with state.lock:
@@ -45,23 +47,49 @@ def cuEventRecord(state: State, hEvent: Any, hStream: Any) -> None:
 
 @call()
 def cuEventRecordWithFlags(state: State, hEvent: Any, hStream: Any, flags: int) -> None:
-    """Do what cuEventRecord does; the flags are for graphs."""
-    if flags & ~1:
-        raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a recording")
+    """Do what cuEventRecord does; in a capture, flag 1 lets each launch record the event."""
+    if flags == EXTERNAL and capture_event(state, "EVENT_RECORD", hEvent, hStream):
+        return
+    check_event_flags(flags)
     _record(state, hEvent, hStream)
+
+
+@call()
+def cuCtxRecordEvent(state: State, hCtx: Any, hEvent: Any) -> None:
+    """Let an event mean all work that is in its context now."""
+    context, event = state.live_context(hCtx), state.event(hEvent)
+    if event.context is not context:
+        raise Refusal("INVALID_HANDLE", "the event is of another context")
+    with state.lock:
+        event.record_after(state.scheduler, context.pending())
+    state.scheduler.settle()
+
+
+@call()
+def cuCtxWaitEvent(state: State, hCtx: Any, hEvent: Any) -> None:
+    """Let all later work of a context wait for an event."""
+    context, event = state.live_context(hCtx), state.event(hEvent)
+    with state.lock:
+        streams = [context.legacy, *context.ordinary_streams()]
+    for stream in streams:
+        wait_for_event(state.scheduler, stream, event)
 
 
 @call()
 def cuEventQuery(state: State, hEvent: Any) -> None:
     """Succeed if the work before the last recording has ended, or nothing was recorded."""
-    if not state.event(hEvent).is_ready:
+    event = state.event(hEvent)
+    check_not_captured(event, breaks=True)
+    if not event.is_ready:
         raise Refusal("NOT_READY")
 
 
 @call()
 def cuEventSynchronize(state: State, hEvent: Any) -> None:
     """Wait for the work before the last recording."""
-    operation = state.event(hEvent).operation
+    event = state.event(hEvent)
+    check_not_captured(event, breaks=True)
+    operation = event.operation
     if operation is not None:
         state.scheduler.wait(operation)
         state.check_fault()
@@ -74,6 +102,7 @@ def cuEventElapsedTime(state: State, hStart: Any, hEnd: Any) -> float:
     if start.context is not end.context:
         raise Refusal("INVALID_HANDLE", "the events are of different contexts")
     for event in (start, end):
+        check_not_captured(event, breaks=False)
         if event.operation is None:
             raise Refusal("INVALID_HANDLE", f"event {event.handle:#x} was not recorded")
         if event.flags & Event.DISABLE_TIMING:
@@ -81,6 +110,23 @@ def cuEventElapsedTime(state: State, hStart: Any, hEnd: Any) -> float:
     if not (start.is_ready and end.is_ready):
         raise Refusal("NOT_READY")
     return (end.time - start.time) / 1e6
+
+
+def capture_event(state: State, kind: str, event: Any, stream: Any) -> bool:
+    """Let each launch record an event, or wait for it, instead of the capture; False without one."""
+    with state.lock:
+        found = state.stream(stream)
+        if found.capture is None:
+            return False
+        found.capture.add(found, Work(kind, event=state.event(event)))
+        return True
+
+
+def check_event_flags(flags: int) -> None:
+    """Refuse the flags of a recording or a wait outside of a capture."""
+    if flags:
+        code = "ILLEGAL_STATE" if flags == EXTERNAL else "INVALID_VALUE"
+        raise Refusal(code, f"the flags are {flags}: expected 0")
 
 
 def _record(state: State, handle: Any, stream_handle: Any) -> None:

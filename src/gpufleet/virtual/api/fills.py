@@ -7,6 +7,8 @@ from typing import Any
 from gpufleet.virtual.bindings import number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.device_memory import ContextMemory
+from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
@@ -115,6 +117,17 @@ def cuMemsetD2D32Async(
     _fill(state, state.stream(hStream), dstDevice, ui, 4, Width, Height, dstPitch)
 
 
+def fill_node(state: State, context: Context, parameters: Any) -> Work:
+    """Return the work of a fill's node in a graph."""
+    item, rows = int(parameters.elementSize), int(parameters.height)
+    if item not in (1, 2, 4) or not parameters.width or not rows:
+        raise Refusal("INVALID_VALUE", f"{rows} rows of {parameters.width} values of {item} bytes")
+    pitch = int(parameters.pitch) if rows > 1 else None
+    side = _side(number(parameters.dst), item, int(parameters.width), rows, pitch)
+    operation = _operation(state, context, side, parameters.value, item, for_graph=True)
+    return Work("MEMSET", context, operation)
+
+
 def _fill(
     state: State,
     stream: Stream,
@@ -127,20 +140,32 @@ def _fill(
     *,
     waits: bool = False,
 ) -> None:
-    width = count * item
-    pitch = width if pitch is None else pitch
-    address = number(pointer)
-    if address % item or (rows > 1 and (pitch % item or pitch < width)):
-        raise Refusal("INVALID_VALUE", f"{address:#x} with pitch {pitch} does not suit {item}-byte values")
-    if not width or not rows:
+    side = _side(number(pointer), item, count, rows, pitch)
+    if not side.width or not rows:
         return
-    memory = state.memory
-    side = Side(address, width, rows, pitch, must_be_known=True)
-    locate(memory, side)
-    masked = value & ((1 << 8 * item) - 1)
-    operation = Operation(stream.context.device.ordinal, lambda: fill(memory, side, masked, item))
+    operation = _operation(state, stream.context, side, value, item, for_graph=stream.capture is not None)
     if waits and not side.is_device:
         enqueue_and_wait(state.scheduler, stream, operation)
         state.check_fault()
     else:
-        enqueue(state.scheduler, stream, operation)
+        enqueue(state.scheduler, stream, operation, kind="MEMSET")
+
+
+def _side(address: int, item: int, count: int, rows: int, pitch: int | None) -> Side:
+    width = count * item
+    pitch = width if pitch is None else pitch
+    if address % item or (rows > 1 and (pitch % item or pitch < width)):
+        raise Refusal("INVALID_VALUE", f"{address:#x} with pitch {pitch} does not suit {item}-byte values")
+    return Side(address, width, rows, pitch, must_be_known=True)
+
+
+def _operation(
+    state: State, context: Context, side: Side, value: int, item: int, *, for_graph: bool
+) -> Operation:
+    memory = state.memory
+    locate(memory, context, side, for_graph=for_graph)
+    known = side.allocation
+    if known is not None and not ContextMemory(memory, context).reaches(known):
+        raise Refusal("INVALID_VALUE", f"kernels of the stream's context do not reach {known}")
+    masked = value & ((1 << 8 * item) - 1)
+    return Operation(context.device.ordinal, lambda: fill(memory, side, masked, item))

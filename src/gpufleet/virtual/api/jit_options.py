@@ -38,7 +38,9 @@ class JitLogs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _write(self._error, error.reason if isinstance(error, Refusal) else "")
-        _write(self._info, "")
+        _write(
+            self._info, "" if error else "gpufleet: loaded for a virtual device; kernels load at first use"
+        )
 
 
 _Buffer = tuple[Any, int]

@@ -10,8 +10,10 @@ from gpufleet.virtual.api.libraries import kernel_function
 from gpufleet.virtual.api.occupancy import resident_blocks
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
+from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.devices import CLOCK_KILOHERTZ
 from gpufleet.virtual.engine import Dim3, Launch
+from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.modules import Function
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
@@ -88,10 +90,51 @@ def _launch(
     function, stream = _function_and_stream(state, handle, stream_handle)
     _check(function, grid, block, shared, cooperative)
     parameters = function.parameters.read(kernel_params, extra)
+    launch = _new_launch(state, stream.context, grid, block, shared, parameters, cooperative)
+    if stream.capture is not None:
+        with state.lock:
+            stream.capture.add(stream, _kernel_work(function, launch))
+        return
+    enqueue(state.scheduler, stream, _operation(function, launch))
+
+
+def kernel_node(
+    state: State, function: Function, grid: Dim3, block: Dim3, shared: int, kernel_params: Any, extra: Any
+) -> Work:
+    """Return the work of a kernel's node in a graph."""
+    _check(function, grid, block, shared, cooperative=False)
+    parameters = function.parameters.read(kernel_params, extra)
+    launch = _new_launch(state, function.context, grid, block, shared, parameters, cooperative=False)
+    return _kernel_work(function, launch)
+
+
+def _kernel_work(function: Function, launch: Launch) -> Work:
+    """Return the work of a node that does this launch."""
+    operation = _operation(function, launch)
+    return Work("KERNEL", function.context, operation, function, launch)
+
+
+def _operation(function: Function, launch: Launch) -> Operation:
     executable = function.load()
-    context = stream.context
+    threads = _product(launch.grid) * _product(launch.block)
+    return Operation(
+        launch.device_ordinal,
+        lambda: function.run(executable, launch, threads),
+        brief=function.is_brief(threads),
+    )
+
+
+def _new_launch(
+    state: State,
+    context: Context,
+    grid: Dim3,
+    block: Dim3,
+    shared: int,
+    parameters: bytes,
+    cooperative: bool,
+) -> Launch:
     device = context.device
-    launch = Launch(
+    return Launch(
         grid=grid,
         block=block,
         dynamic_shared=shared,
@@ -104,13 +147,6 @@ def _launch(
         cancelled=state.cancelled,
         output=_print,
     )
-    threads = _product(grid) * _product(block)
-    operation = Operation(
-        device.ordinal,
-        lambda: function.run(executable, launch, threads),
-        brief=function.is_brief(threads),
-    )
-    enqueue(state.scheduler, stream, operation)
 
 
 def _function_and_stream(state: State, handle: Any, stream_handle: Any) -> tuple[Function, Stream]:
@@ -139,7 +175,7 @@ def _check(function: Function, grid: Dim3, block: Dim3, shared: int, cooperative
         raise Refusal("INVALID_VALUE", f"a block of {threads} threads: the most is {MOST_THREADS}")
     if threads > function.max_threads:
         raise Refusal(
-            "LAUNCH_OUT_OF_RESOURCES",
+            "INVALID_VALUE",
             f"a block of {threads} threads: {name!r} allows {function.max_threads} (.maxntid)",
         )
     required = function.kernel.required_block

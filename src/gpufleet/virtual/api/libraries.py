@@ -101,7 +101,7 @@ def cuLibraryGetGlobal(state: State, current: Context, library: Any, name: bytes
 @call(outputs=1, context=True)
 def cuKernelGetFunction(state: State, current: Context, kernel: Any) -> Any:
     """Return the function that a kernel is in the current context."""
-    function = kernel_function(state, _kernel(state, kernel), current)
+    function = kernel_function(state, kernel_of(state, kernel), current)
     function.load()
     return bindings().CUfunction(function.handle)
 
@@ -109,20 +109,20 @@ def cuKernelGetFunction(state: State, current: Context, kernel: Any) -> Any:
 @call(outputs=1)
 def cuKernelGetLibrary(state: State, kernel: Any) -> Any:
     """Return the library of a kernel."""
-    return bindings().CUlibrary(_kernel(state, kernel).library.handle)
+    return bindings().CUlibrary(kernel_of(state, kernel).library.handle)
 
 
 @call(outputs=1)
 def cuKernelGetName(state: State, hfunc: Any) -> bytes:
     """Return the name of a kernel."""
-    return _kernel(state, hfunc).name.encode()
+    return kernel_of(state, hfunc).name.encode()
 
 
 @call(outputs=2)
 def cuKernelGetParamInfo(state: State, kernel: Any, paramIndex: int) -> tuple[int, int]:
     """Return offset and size of a parameter."""
-    found = _kernel(state, kernel)
-    parameters = found.library.tree.kernels[found.name].parameters
+    found = kernel_of(state, kernel)
+    parameters = found.tree.parameters
     if not 0 <= paramIndex < len(parameters):
         raise Refusal("INVALID_VALUE", f"{found.name!r} has {len(parameters)} parameters")
     return parameters[paramIndex].offset, parameters[paramIndex].size
@@ -131,8 +131,7 @@ def cuKernelGetParamInfo(state: State, kernel: Any, paramIndex: int) -> tuple[in
 @call(outputs=1)
 def cuKernelGetParamCount(state: State, kernel: Any) -> int:
     """Return the number of parameters."""
-    found = _kernel(state, kernel)
-    return len(found.library.tree.kernels[found.name].parameters)
+    return len(kernel_of(state, kernel).tree.parameters)
 
 
 def kernel_function(state: State, kernel: LibraryKernel, context: Context) -> Function:
@@ -154,6 +153,9 @@ def _module(state: State, library: Library, context: Context) -> Module:
         module = library.module_of(context)
         if module is None:
             module = library.modules[context.id] = enter_module(state, context, library.tree)
+            module.library = library
+            for name, function in module.functions.items():
+                function.settings = dict(library.kernels[name].settings.get(context.device.ordinal, {}))
         return module
 
 
@@ -164,7 +166,8 @@ def _library(state: State, handle: Any) -> Library:
     return library
 
 
-def _kernel(state: State, handle: Any) -> LibraryKernel:
+def kernel_of(state: State, handle: Any) -> LibraryKernel:
+    """Return the kernel of a CUkernel."""
     kernel = state.kernels.get(number(handle))
     if kernel is None:
         raise Refusal("INVALID_HANDLE", f"{number(handle):#x} is no kernel")

@@ -54,6 +54,8 @@ def cuModuleLoadFatBinary(state: State, current: Context, fatCubin: Any) -> Any:
 def cuModuleUnload(state: State, hmod: Any) -> None:
     """End a module, after the work of its context."""
     module = _module(state, hmod)
+    if module.library is not None:
+        raise Refusal("NOT_PERMITTED", "the module is that of a library, which unloads it")
     state.wait(module.context)
     unload(state, module)
 
@@ -62,6 +64,8 @@ def cuModuleUnload(state: State, hmod: Any) -> None:
 def cuModuleGetFunction(state: State, hmod: Any, name: bytes) -> Any:
     """Return a kernel, made executable: one the engine cannot run is refused here."""
     module, key = _module(state, hmod), text(name)
+    if not key:
+        raise Refusal("INVALID_VALUE", "the name of the kernel is empty")
     function = module.functions.get(key)
     if function is None:
         known = ", ".join(module.functions) or "none"
@@ -129,6 +133,8 @@ def enter_module(state: State, context: Context, tree: Tree) -> Module:
 def variable_of(module: Module, name: bytes) -> tuple[Any, int]:
     """Return address and size of a variable in global or constant memory."""
     allocation = module.variables.get(text(name))
+    if text(name) in module.functions:
+        raise Refusal("INVALID_VALUE", f"{text(name)!r} is a kernel, no variable")
     if allocation is None:
         known = ", ".join(module.variables) or "none"
         raise Refusal("NOT_FOUND", f"the module has no variable {text(name)!r}; it has: {known}")

@@ -30,6 +30,7 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     state: State, current: Context, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> int:
     """Return how many blocks run at once on one multiprocessor."""
+    _check_flags(flags)
     return active_blocks(function_of(state, func), blockSize, dynamicSMemSize)
 
 
@@ -51,6 +52,7 @@ def cuOccupancyMaxPotentialBlockSizeWithFlags(
     flags: int,
 ) -> tuple[int, int]:
     """Return the least grid that fills the device, and the block size with the most threads at once."""
+    _check_flags(flags)
     return _best(function_of(state, func), blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit)
 
 
@@ -60,9 +62,16 @@ def cuOccupancyAvailableDynamicSMemPerBlock(state: State, func: Any, numBlocks: 
     function = function_of(state, func)
     if numBlocks < 1 or blockSize < 1:
         raise Refusal("INVALID_VALUE", f"{numBlocks} blocks of {blockSize} threads: expected at least 1")
+    if numBlocks > active_blocks(function, blockSize, 0):
+        raise Refusal("INVALID_VALUE", f"{numBlocks} blocks of {blockSize} threads do not run at once")
     limits = function.context.device.limits
     share = limits.shared_per_multiprocessor // numBlocks - RESERVED_SHARED - function.kernel.static_shared
     return max(0, min(share, limits.shared_per_block_optin - function.kernel.static_shared))
+
+
+def _check_flags(flags: int) -> None:
+    if flags not in (0, 1):
+        raise Refusal("INVALID_VALUE", f"the flags are {flags}: expected 0 or 1")
 
 
 def active_blocks(function: Function, threads: int, dynamic_shared: int) -> int:

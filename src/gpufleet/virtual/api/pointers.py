@@ -34,6 +34,8 @@ def cuPointerGetAttributes(
     state: State, numAttributes: int, attributes: Sequence[Any], ptr: Any
 ) -> list[Any]:
     """Return several attributes; for a pointer that the driver does not know, what means nothing."""
+    if numAttributes < 1:
+        raise Refusal("INVALID_VALUE", "no attributes are asked for")
     address = number(ptr)
     with state.lock:
         allocation = state.memory.find(address)
@@ -45,17 +47,18 @@ def cuPointerGetAttributes(
 
 @call()
 def cuPointerSetAttribute(state: State, value: Any, attribute: Any, ptr: Any) -> None:
-    """Accept CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which has no effect: copies are synchronous as documented."""
+    """Remember CU_POINTER_ATTRIBUTE_SYNC_MEMOPS; it has no effect: copies are synchronous as documented."""
     with state.lock:
         allocation = state.memory.find(number(ptr))
     if allocation is None or _name(attribute) != "SYNC_MEMOPS":
         raise Refusal("INVALID_VALUE", "only SYNC_MEMOPS of the driver's memory can be set")
+    allocation.sync_memops = bool(value)
 
 
 def _attribute(state: State, name: str, allocation: Allocation, address: int) -> Any:
     types = bindings()
     if name == "CONTEXT":
-        return types.CUcontext(allocation.context.handle)
+        return types.CUcontext(allocation.context.handle if allocation.pool is None else 0)
     if name == "MEMORY_TYPE":
         kinds = types.CUmemorytype
         is_host = allocation.kind in ("pinned", "registered")
@@ -80,8 +83,8 @@ def _attribute(state: State, name: str, allocation: Allocation, address: int) ->
         "IS_MANAGED": allocation.kind == "managed",
         "MAPPED": True,
         "ACCESS_FLAGS": _READ_WRITE,
-        "SYNC_MEMOPS": False,
-        "IS_LEGACY_CUDA_IPC_CAPABLE": False,
+        "SYNC_MEMOPS": allocation.sync_memops,
+        "IS_LEGACY_CUDA_IPC_CAPABLE": allocation.kind == "device" and allocation.pool is None,
         "ALLOWED_HANDLE_TYPES": 0,
         "IS_GPU_DIRECT_RDMA_CAPABLE": 0,
         "IS_HW_DECOMPRESS_CAPABLE": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufleet.virtual.api.contexts import FLAGS_MASK
+from gpufleet.virtual.api.contexts import check_flags
 from gpufleet.virtual.bindings import bindings
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.lifetimes import end_context, revive_primary
@@ -33,6 +33,7 @@ def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
         is_last = not device.primary_retained
     if is_last:
         end_context(state, device.primary)
+        device.primary_flags = 0
 
 
 @call()
@@ -45,8 +46,7 @@ def cuDevicePrimaryCtxReset(state: State, dev: Any) -> None:
 def cuDevicePrimaryCtxSetFlags(state: State, dev: Any, flags: int) -> None:
     """Set the flags of the primary context, now and for its later lives."""
     device = state.device(dev)
-    if flags & ~FLAGS_MASK:
-        raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a context")
+    check_flags(flags)
     device.primary_flags = device.primary.flags = flags
 
 

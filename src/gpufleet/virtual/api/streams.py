@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gpufleet.virtual.api.contexts import PRIORITIES
+from gpufleet.virtual.api.events import EXTERNAL, capture_event, check_event_flags
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.host_pointers import host_address
-from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
-from gpufleet.virtual.streams import LEGACY, NON_BLOCKING, PER_THREAD, Stream, call_host, enqueue
+from gpufleet.virtual.streams import LEGACY, NON_BLOCKING, PER_THREAD, Stream, call_host, wait_for_event
 
 
 @call(outputs=1, context=True)
@@ -36,6 +36,7 @@ def cuStreamDestroy(state: State, hStream: Any) -> None:
         if number(hStream) in (0, LEGACY, PER_THREAD):
             raise Refusal("INVALID_HANDLE", "a default stream cannot be destroyed")
         stream = state.stream(hStream)
+        state.captures.leave(stream)
         del state.streams[stream.handle]
         stream.context.remove_stream(stream)
 
@@ -59,21 +60,16 @@ def cuStreamQuery(state: State, hStream: Any) -> None:
 @call()
 def cuStreamWaitEvent(state: State, hStream: Any, hEvent: Any, Flags: int) -> None:
     """Let later work of a stream wait for an event, of whatever context and device."""
-    if Flags & ~1:
-        raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of a wait")
-    stream, event = state.stream(hStream), state.event(hEvent)
-    operation = event.operation
-    if operation is not None and not operation.done:
-        enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal), after=operation)
+    if Flags == EXTERNAL and capture_event(state, "WAIT_EVENT", hEvent, hStream):
+        return
+    check_event_flags(Flags)
+    wait_for_event(state.scheduler, state.stream(hStream), state.event(hEvent))
 
 
 @call()
 def cuLaunchHostFunc(state: State, hStream: Any, fn: Any, userData: Any) -> None:
     """Call a C function in the order of a stream, on a thread of the driver's."""
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_function_address(fn))
-    data = host_address(userData)
-    # `userData` in the closure keeps a buffer alive until the call.
-    _call_back(state, state.stream(hStream), lambda: (function(data), userData))
+    call_host(state.scheduler, state.stream(hStream), host_action(state, fn, userData))
 
 
 @call()
@@ -84,7 +80,8 @@ def cuStreamAddCallback(state: State, hStream: Any, callback: Any, userData: Any
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     function = kind(_function_address(callback))
     handle, data = number(hStream), host_address(userData)
-    _call_back(state, state.stream(hStream), lambda: (function(handle, 0, data), userData))
+    action = _in_callback(state, lambda: (function(handle, 0, data), userData))
+    call_host(state.scheduler, state.stream(hStream), action)
 
 
 # ---- questions
@@ -94,6 +91,19 @@ def cuStreamAddCallback(state: State, hStream: Any, callback: Any, userData: Any
 def cuStreamGetCtx(state: State, hStream: Any) -> Any:
     """Return the context of a stream."""
     return bindings().CUcontext(state.stream(hStream).context.handle)
+
+
+@call(outputs=2)
+def cuStreamGetCtx_v2(state: State, hStream: Any) -> tuple[Any, Any]:
+    """Return the context of a stream, and no green context."""
+    return bindings().CUcontext(state.stream(hStream).context.handle), bindings().CUgreenCtx(0)
+
+
+@call(outputs=1)
+def cuStreamGetGreenCtx(state: State, hStream: Any) -> Any:
+    """Return that a stream is of no green context."""
+    state.stream(hStream)
+    return bindings().CUgreenCtx(0)
 
 
 @call(outputs=1)
@@ -121,21 +131,6 @@ def cuStreamGetId(state: State, hStream: Any) -> int:
     return stream.context.handle + 1 if stream.is_legacy else stream.handle
 
 
-@call(outputs=1)
-def cuStreamIsCapturing(state: State, hStream: Any) -> Any:
-    """Return that a stream is not capturing: there are no graphs here."""
-    state.stream(hStream)
-    return bindings().CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-
-
-@call(outputs=1)
-def cuThreadExchangeStreamCaptureMode(state: State, mode: Any) -> Any:
-    """Return the mode that was set before; it has no effect without graphs."""
-    before = state.thread.capture_mode
-    state.thread.capture_mode = mode
-    return bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL if before is None else before
-
-
 def _create(state: State, context: Context, flags: int, priority: int) -> Any:
     if flags & ~NON_BLOCKING:
         raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a stream")
@@ -153,7 +148,15 @@ def _function_address(function: Any) -> int:
     return address
 
 
-def _call_back(state: State, stream: Stream, function: Callable[[], object]) -> None:
+def host_action(state: State, function: Any, data: Any) -> Callable[[], None]:
+    """Return what calls a C function with a pointer."""
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_function_address(function))
+    address = host_address(data)
+    # `data` in the closure keeps a buffer alive until the call.
+    return _in_callback(state, lambda: (called(address), data))
+
+
+def _in_callback(state: State, function: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         state.thread.in_callback = True
         try:
@@ -161,4 +164,4 @@ def _call_back(state: State, stream: Stream, function: Callable[[], object]) -> 
         finally:
             state.thread.in_callback = False
 
-    call_host(state.scheduler, stream, run)
+    return run

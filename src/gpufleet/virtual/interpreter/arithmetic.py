@@ -108,6 +108,8 @@ def computation(operation: Operation, pair: bool) -> Compute:
         return pairs.packed(operation)
     if name in _FLOAT and type == "f32" and len(operation.types) == 2:
         return pairs.mixed(operation)
+    if name == "lop3" and pair != ("boolean" in operation):
+        raise unsupported(f"{operation.text} with these destinations")
     maker = _ANY.get(name)
     if type == "pred":
         maker = _PREDICATE.get(name)

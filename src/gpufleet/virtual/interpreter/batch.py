@@ -19,6 +19,8 @@ _GRID_WORKSPACE = 32
 """Bytes; cooperative groups use the first eight (its details/driver_abi.h)."""
 _STACK_LIMIT = 512 << 10
 """Local memory of a thread, as on every GPU (CUDA C++ Programming Guide, technical specifications)."""
+_STACKS_LIMIT = 1 << 30
+"""Local memory of all threads of a batch; with 32 Ki of them, deep recursion ends at 32 KiB of stack each."""
 
 
 class Batch:
@@ -152,9 +154,10 @@ class Batch:
         """Make room for local variables up to this many bytes per lane; False if that is too much."""
         if size <= self._local_stride:
             return True
-        if size > _STACK_LIMIT:
+        limit = min(_STACK_LIMIT, _STACKS_LIMIT // self.geometry.lanes) // 16 * 16
+        if size > limit:
             return False
-        stride = min(_STACK_LIMIT, max(size, 2 * self._local_stride))
+        stride = max(size, min(limit, 2 * self._local_stride))
         grown = np.zeros((self.geometry.lanes, stride), np.uint8)
         grown[:, : self._local_stride] = self._local.reshape(self.geometry.lanes, -1)
         self._local = grown.reshape(-1)

@@ -120,6 +120,8 @@ def guard(operation: Operation, predicate: int, negated: bool, destinations: Seq
         before = [registers[slot] for slot in destinations]
         operation(part)
         for slot, old in zip(destinations, before, strict=True):
-            registers[slot] = select(condition, registers[slot], old)
+            new = registers[slot]
+            if new is not old:
+                registers[slot] = select(condition, new, old)
 
     return run

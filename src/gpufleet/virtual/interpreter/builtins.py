@@ -20,7 +20,7 @@ from gpufleet.virtual.ptx.errors import invalid, unsupported
 from gpufleet.virtual.ptx.syntax import CallTarget, Function, Instruction, Symbol
 
 if TYPE_CHECKING:
-    from gpufleet.virtual.interpreter.decode import Decoder
+    from gpufleet.virtual.interpreter.decoder import Decoder
     from gpufleet.virtual.interpreter.groups import Group
     from gpufleet.virtual.interpreter.scheduler import Scheduler
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpufleet.virtual.interpreter import builtins
 from gpufleet.virtual.interpreter.code import Block, Code, End, Frame
-from gpufleet.virtual.interpreter.decode import Decoder
+from gpufleet.virtual.interpreter.decoder import Decoder
 from gpufleet.virtual.interpreter.faults import fault
 from gpufleet.virtual.interpreter.moves import as_rows
 from gpufleet.virtual.interpreter.slots import Source

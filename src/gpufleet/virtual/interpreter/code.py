@@ -6,13 +6,13 @@ the launch's parameters, and the parameter blocks that calls use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpufleet.virtual.interpreter.values import Array
+from gpufleet.virtual.interpreter.values import Array, same, select
 
 if TYPE_CHECKING:
     from gpufleet.virtual.interpreter.groups import Group
@@ -99,6 +99,14 @@ class Frame:
 
     def joined(self, other: Frame, mask: Array) -> Frame:
         """Return the same caller with the other's values where the mask holds."""
-        from gpufleet.virtual.interpreter.groups import join_frames
+        registers = self.registers.copy()
+        merge(registers, other.registers, self.live, mask)
+        return self.with_registers(registers)
 
-        return self.with_registers(join_frames(self.registers, other.registers, self.live, mask))
+
+def merge(registers: list[Array], others: list[Array], live: Sequence[int], mask: Array) -> None:
+    """Take other values where the mask holds, for the slots that are needed and differ."""
+    for index in live:
+        mine, theirs = registers[index], others[index]
+        if mine is not theirs and not same(mine, theirs):
+            registers[index] = select(mask, theirs, mine)

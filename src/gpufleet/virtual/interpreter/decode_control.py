@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpufleet.virtual.interpreter import calls, control
 from gpufleet.virtual.interpreter.barriers import Reduction, barrier
 from gpufleet.virtual.interpreter.code import Block, End
-from gpufleet.virtual.interpreter.decode import Decoder, EndHandler
+from gpufleet.virtual.interpreter.decoder import Decoder, EndHandler
 from gpufleet.virtual.ptx.errors import invalid
 from gpufleet.virtual.ptx.syntax import CallTarget, Instruction, Label, Targets
 

@@ -10,7 +10,7 @@ import numpy as np
 from gpufleet.virtual.interpreter import accesses, atomics, moves
 from gpufleet.virtual.interpreter.binding import bind, copy
 from gpufleet.virtual.interpreter.code import Operation
-from gpufleet.virtual.interpreter.decode import Decoder, Handler
+from gpufleet.virtual.interpreter.decoder import Decoder, Handler
 from gpufleet.virtual.interpreter.memory import WINDOW_BITS, WINDOWS, Access
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.specials import special
@@ -150,13 +150,14 @@ def _check_space(decoder: Decoder, instruction: Instruction, address: Address) -
 
 
 def _atom(decoder: Decoder, instruction: Instruction) -> list[Operation]:
-    destination, address, operand, *swap = instruction.operands
+    destination, address, operand, *others = instruction.operands
+    swap = others[0] if instruction.operation.get("atomic") == "cas" else None
     return _atomic(decoder, instruction, destination, address, operand, swap)
 
 
 def _red(decoder: Decoder, instruction: Instruction) -> list[Operation]:
-    address, operand = instruction.operands
-    return _atomic(decoder, instruction, Discard(), address, operand, [])
+    address, operand = instruction.operands[:2]
+    return _atomic(decoder, instruction, Discard(), address, operand, None)
 
 
 def _atomic(
@@ -165,7 +166,7 @@ def _atomic(
     destination: Operand,
     address: Operand,
     operand: Operand,
-    swap: list[Operand],
+    swap: Operand | None,
 ) -> list[Operation]:
     operation = instruction.operation
     type, kind = operation.type, operation.get("atomic")
@@ -187,7 +188,7 @@ def _atomic(
         kind,
         (base, address.offset),
         decoder.source(operand, type, instruction),
-        decoder.source(swap[0], type, instruction) if swap else None,
+        None if swap is None else decoder.source(swap, type, instruction),
         None if unused else decoder.slots.destination(destination, type, instruction.line),
         decoder.linker.lock,
     )

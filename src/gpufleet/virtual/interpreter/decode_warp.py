@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet.virtual.interpreter import warp
 from gpufleet.virtual.interpreter.code import Operation
-from gpufleet.virtual.interpreter.decode import Decoder, Handler
+from gpufleet.virtual.interpreter.decoder import Decoder, Handler
 from gpufleet.virtual.interpreter.faults import fault
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.values import Array

@@ -11,18 +11,20 @@ from gpufleet.virtual.engine import Dim3, Launch
 from gpufleet.virtual.interpreter.addresses import GlobalMemory
 from gpufleet.virtual.interpreter.batch import Batch
 from gpufleet.virtual.interpreter.code import Code
-from gpufleet.virtual.interpreter.decode import Decoder
+from gpufleet.virtual.interpreter.decode import decode
+from gpufleet.virtual.interpreter.decoder import Decoder
 from gpufleet.virtual.interpreter.lanes import Geometry
 from gpufleet.virtual.interpreter.scheduler import Scheduler
 from gpufleet.virtual.interpreter.values import Array
 from gpufleet.virtual.ptx.errors import invalid
 from gpufleet.virtual.ptx.layout import reachable, shared_layout
-from gpufleet.virtual.ptx.syntax import Function, Module
+from gpufleet.virtual.ptx.syntax import Function, Kernel, Module
 
 BATCH_LANES = 32 << 10
 """Lanes executed together: enough to make Python's share small, few enough to stay in the CPU's cache."""
 _SHARED_AT_ONCE = 64 << 20
-"""Bytes of shared memory that the blocks of one batch may have together."""
+_LOCAL_AT_ONCE = 256 << 20
+"""Bytes of shared and of local memory that the blocks of one batch may have together."""
 _REMEMBERED_GEOMETRIES = 8
 
 
@@ -54,10 +56,10 @@ class InterpreterEngine:
 
 
 class _Program:
-    """A kernel and the functions it reaches, decoded (see decode.Linker)."""
+    """A kernel and the functions it reaches, decoded (see decoder.Linker)."""
 
     def __init__(
-        self, module: Module, kernel: Function, symbols: Mapping[str, int], lock: threading.Lock
+        self, module: Module, kernel: Kernel, symbols: Mapping[str, int], lock: threading.Lock
     ) -> None:
         self.module = module
         self.lock = lock
@@ -69,6 +71,7 @@ class _Program:
         }
         self._codes: dict[str, Code] = {}
         self.kernel = self.code(kernel)
+        self.local_bytes = kernel.local_bytes
 
     def code(self, function: Function) -> Code:
         """Return the decoded function."""
@@ -79,7 +82,7 @@ class _Program:
         own = {
             name: offset for (owner, name), offset in self.layout.offsets.items() if owner == function.name
         }
-        Decoder(self, function, code, self._addresses | own).decode()
+        decode(Decoder(self, function, code, self._addresses | own))
         return code
 
     def candidates(self) -> list[Function]:
@@ -97,6 +100,7 @@ class InterpretedKernel:
         self._kernel = program.kernel
         self._static_shared = program.layout.static_bytes
         self._dynamic_offset = program.layout.dynamic_offset
+        self._local_bytes = program.local_bytes
         self._geometries: dict[tuple[Dim3, int], Geometry] = {}
 
     def run(self, launch: Launch) -> None:
@@ -123,8 +127,10 @@ class InterpretedKernel:
         threads = block[0] * block[1] * block[2]
         blocks = max(1, BATCH_LANES // threads)
         if shared:
-            blocks = min(blocks, max(1, _SHARED_AT_ONCE // shared))
-        return min(blocks, total)
+            blocks = min(blocks, _SHARED_AT_ONCE // shared)
+        if self._local_bytes:
+            blocks = min(blocks, _LOCAL_AT_ONCE // (self._local_bytes * threads))
+        return max(1, min(blocks, total))
 
     def _template(self, launch: Launch) -> list[Array]:
         """Return the kernel's initial values with this launch's parameters."""

@@ -8,13 +8,14 @@ A group with few lanes left moves into a space of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpufleet.virtual.interpreter.code import merge
 from gpufleet.virtual.interpreter.lanes import Space
-from gpufleet.virtual.interpreter.values import LARGE, Array, expand, same, select
+from gpufleet.virtual.interpreter.values import LARGE, Array, expand, same
 
 if TYPE_CHECKING:
     from gpufleet.virtual.interpreter.batch import Batch
@@ -165,7 +166,7 @@ def join(group: Group, other: Group) -> None:
     """Take the lanes of another group of the same space and at the same place into this one."""
     assert other.mask is not None
     assert group.mask is not None
-    _join_registers(group.registers, other.registers, group.block.live, other.mask)
+    merge(group.registers, other.registers, group.block.live, other.mask)
     if group.stack is not other.stack:
         group.stack = tuple(
             a if a is b else a.joined(b, other.mask) for a, b in zip(group.stack, other.stack, strict=True)
@@ -173,20 +174,6 @@ def join(group: Group, other: Group) -> None:
     group.count += other.count
     group.mask = None if group.count == group.space.size else group.mask | other.mask
     group._active = None
-
-
-def _join_registers(registers: list[Array], others: list[Array], live: Sequence[int], mask: Array) -> None:
-    for index in live:
-        mine, theirs = registers[index], others[index]
-        if mine is not theirs and not same(mine, theirs):
-            registers[index] = select(mask, theirs, mine)
-
-
-def join_frames(registers: list[Array], others: list[Array], live: Sequence[int], mask: Array) -> list[Array]:
-    """Merge the registers of two suspended callers."""
-    merged = registers.copy()
-    _join_registers(merged, others, live, mask)
-    return merged
 
 
 def gather(groups: list[Group]) -> Group:
@@ -213,7 +200,7 @@ def _gather_in_root(groups: list[Group], root: Group | None, total: int) -> Grou
     result.space = batch.root
     result.origin = None
 
-    def merge(values: list[Array], changed: list[int]) -> Array:
+    def combine(values: list[Array], changed: list[int]) -> Array:
         if root is not None:
             base = values[groups.index(root)]
         else:
@@ -226,7 +213,7 @@ def _gather_in_root(groups: list[Group], root: Group | None, total: int) -> Grou
             )
         return merged
 
-    _merge_all(groups, result, root, merge)
+    _merge_all(groups, result, root, combine)
     return result
 
 
@@ -238,7 +225,7 @@ def _gather_in_new_space(groups: list[Group], total: int) -> Group:
     result.space = Space(batch, lanes.take(order, mode="wrap"))
     result.origin = None
 
-    def merge(values: list[Array], changed: list[int]) -> Array:
+    def combine(values: list[Array], changed: list[int]) -> Array:
         parts = []
         for group, value in zip(groups, values, strict=True):
             if value.shape[0] == 1:
@@ -247,11 +234,11 @@ def _gather_in_new_space(groups: list[Group], total: int) -> Group:
                 parts.append(value if group.mask is None else value.take(group.active, 0, mode="wrap"))
         return np.concatenate(parts).take(order, 0, mode="wrap")
 
-    _merge_all(groups, result, None, merge)
+    _merge_all(groups, result, None, combine)
     return result
 
 
-def _merge_all(groups: list[Group], result: Group, root: Group | None, merge: _Merge) -> None:
+def _merge_all(groups: list[Group], result: Group, root: Group | None, combine: _Merge) -> None:
     """Merge the live registers of groups and of their callers into a new group."""
     fresh = result.batch.template(result.code).copy()
     everyone = list(range(len(groups)))
@@ -269,7 +256,7 @@ def _merge_all(groups: list[Group], result: Group, root: Group | None, merge: _M
         elif all(same(values[0], value) for value in values[1:]):
             fresh[index] = values[0]
             continue
-        fresh[index] = merge(values, changed)
+        fresh[index] = combine(values, changed)
     result.registers = fresh
     stack = []
     for frames in zip(*(group.stack for group in groups), strict=True):
@@ -283,7 +270,7 @@ def _merge_all(groups: list[Group], result: Group, root: Group | None, merge: _M
             if all(same(values[0], value) for value in values[1:]):
                 registers[index] = values[0]
             else:
-                registers[index] = merge(values, [i for i in everyone if groups[i] is not root])
+                registers[index] = combine(values, [i for i in everyone if groups[i] is not root])
         stack.append(first.with_registers(registers))
     result.stack = tuple(stack)
 

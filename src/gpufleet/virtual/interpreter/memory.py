@@ -133,29 +133,26 @@ class Access:
         low, high = info.low + offset, info.high + offset + self.size
         if offset and not (low >= 0 and high <= _MASK):
             return self._with_exact_addresses(group, addresses, offset)
-        space = self.space
-        if space == "":
-            window = low >> WINDOW_BITS
-            if window != (high - 1) >> WINDOW_BITS:
-                return self._mixed(group, info, addresses, offset)
-            space = _SPACE_OF_WINDOW.get(window, "global")
-            if space != "global":
-                low, high = low - WINDOWS[space], high - WINDOWS[space]
+        if self.space:
+            return self._place(group, info, offset, self.space)
+        window = low >> WINDOW_BITS
+        if window != (high - 1) >> WINDOW_BITS:
+            return self._mixed(group, info, addresses, offset)
+        space = _SPACE_OF_WINDOW.get(window, "global")
+        return self._place(group, info, offset - WINDOWS.get(space, 0), space)
+
+    def _place(self, group: Group, info: AddressInfo, offset: int, space: str) -> Place:
+        """Say where aligned addresses land in a space, given the offset from its beginning."""
+        batch = group.batch
+        low, high = info.low + offset, info.high + offset + self.size
         if space == "global":
             return self._in_global(group, info, offset, low, high)
-        batch = group.batch
         if low < 0 or high > batch.size_of(space):
             raise self._outside(group, info.addresses + np.uint64(offset & _MASK), space)
-        start = low >> self.shift
-        if space == "shared":
-            indices = info.based(self.shift, "shared", batch.bases(group, "shared", self.shift))
-        elif space == "local":
-            indices = info.based(self.shift, "local", batch.bases(group, "local", self.shift))
-        else:
-            if space == "param":
-                self._refuse_writing(group, info.addresses + np.uint64(offset & _MASK))
-            indices = info.relative(self.shift)
-        return Place(batch.view_of(space, self.dtype), start, indices)
+        if space == "param":
+            self._refuse_writing(group, info.addresses + np.uint64(offset & _MASK))
+        indices = info.based(self.shift, space, batch.bases(group, space, self.shift))
+        return Place(batch.view_of(space, self.dtype), low >> self.shift, indices)
 
     def _in_global(self, group: Group, info: AddressInfo, offset: int, low: int, high: int) -> Place:
         memory = group.batch.memory
@@ -171,11 +168,9 @@ class Access:
 
     def _one(self, group: Group, address: int) -> Place:
         """All lanes use one address; in shared and local memory that still is one place per block or lane."""
-        space = self.space
-        if space == "":
-            space = _SPACE_OF_WINDOW.get(address >> WINDOW_BITS, "global")
-            if space != "global":
-                address -= WINDOWS[space]
+        space = self.space or _SPACE_OF_WINDOW.get(address >> WINDOW_BITS, "global")
+        if not self.space:
+            address -= WINDOWS.get(space, 0)
         if address & self.align:
             raise self._misaligned(group, np.array([address], np.uint64))
         batch = group.batch
@@ -195,16 +190,22 @@ class Access:
         return self.locate(group, addresses + np.uint64(offset & _MASK), 0)
 
     def _mixed(self, group: Group, info: AddressInfo, addresses: Array, offset: int) -> MixedPlace:
+        """Part the lanes by the windows that they reach into; what is in none is global."""
         windows = (info.addresses + np.uint64(offset & _MASK)) >> np.uint64(WINDOW_BITS)
-        known = np.isin(windows, np.array(list(_SPACE_OF_WINDOW), np.uint64))
-        windows = np.where(known, windows, np.uint64(0))
         parts: list[tuple[Array | slice, Place]] = []
-        for window in np.unique(windows):
-            chosen = np.flatnonzero(windows == window)
+        remaining = np.ones(len(windows), np.bool_)
+        for space, base in (*WINDOWS.items(), ("global", 0)):
+            chosen = remaining if space == "global" else windows == np.uint64(base >> WINDOW_BITS)
+            if not chosen.any():
+                continue
+            remaining = remaining & ~chosen
+            lanes = np.flatnonzero(chosen)
             mask = np.zeros(group.space.size, np.bool_)
-            mask[group.active[chosen]] = True
-            part = self.locate(group.narrowed(mask, len(chosen)), addresses, offset)
-            parts += [(chosen[lanes], place) for lanes, place in part.parts()]
+            mask[group.active[lanes]] = True
+            part = group.narrowed(mask, len(lanes))
+            parts.append(
+                (lanes, self._place(part, group.batch.address_info(part, addresses), offset - base, space))
+            )
         return MixedPlace(parts, len(info.addresses), self.dtype)
 
     # ------------------------------------------------------------------------------------ faults
@@ -217,16 +218,13 @@ class Access:
 
     def _outside(self, group: Group, addresses: Array, space: str) -> KernelFault:
         batch = group.batch
+        limit = batch.size_of(space) - self.size if space != "global" else 0
         if space == "global":
             inside = batch.memory.inside(addresses, self.size)
+        elif limit >= 0:
+            inside = addresses <= np.uint64(limit)
         else:
-            window = np.uint64(WINDOWS[space] if self.space == "" and addresses.size > 1 else 0)
-            limit = batch.size_of(space) - self.size
-            inside = (
-                addresses - window <= np.uint64(max(limit, 0))
-                if limit >= 0
-                else np.zeros(len(addresses), np.bool_)
-            )
+            inside = np.zeros(len(addresses), np.bool_)
         which = int(np.flatnonzero(~inside)[0])
         address = int(addresses[which])
         if space == "global":
@@ -251,7 +249,7 @@ class Access:
             if self.writes
             else "load"
         )
-        return f"{space} {kind} of {self.size} bytes"
+        return f"{space} {kind} of {self.size} byte{'s' if self.size > 1 else ''}"
 
     def _fault(self, code: str, what: str, group: Group, which: int, address: int, note: str) -> KernelFault:
         slot = int(group.active[which])

@@ -67,7 +67,7 @@ class _BodyReader:
         self.scope = _Scope(None)
         self.registers: list[Register] = []
         self.variables: dict[str, Variable] = {}
-        self.unique = UniqueNames()
+        self.unique = UniqueNames(p.name for p in parameters)
         self.instructions: list[Instruction] = []
         self.labels: dict[int, list[str]] = {}
         self.location: Location | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.virtual.ptx.errors import PtxError, invalid
-from gpufleet.virtual.ptx.tokens import Tokens
+from gpufleet.virtual.ptx.tokens import Tokens, integer
 
 _NAME_START = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_$%")
 
@@ -64,8 +64,6 @@ class Cursor:
 
     def integer(self, what: str = "an integer") -> int:
         """Read an unsigned integer literal."""
-        from gpufleet.virtual.ptx.literals import integer
-
         value = integer(self.peek())
         if value is None:
             raise self.error(f"expected {what}")

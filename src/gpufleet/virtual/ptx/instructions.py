@@ -24,8 +24,8 @@ CATEGORIES: dict[str, str] = {
     "integral": "rni rzi rmi rpi",
     "compare": "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan",
     "boolean": "and or xor",
-    "space": "const global local shared param shared::cta shared::cluster param::entry param::func const[0]",
-    "semantics": "weak volatile relaxed acquire release acq_rel sc mmio",
+    "space": "const global local shared param shared::cta shared::cluster param::entry param::func",
+    "semantics": "weak volatile relaxed acquire release acq_rel sc",
     "scope": "cta cluster gpu sys gl",
     "cache": "ca cg cs lu cv wb wt",
     "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
@@ -47,7 +47,11 @@ CATEGORIES: dict[str, str] = {
 
 _INTEGERS = "u16 u32 u64 s16 s32 s64"
 _EVERYTHING = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
-_MEMORY = "space? semantics? scope? cache? evict? evict2? prefetch? hint? vector?"
+_CONVERTIBLE = "u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64"
+_ACCESS = "mmio? semantics? scope? cache? evict? evict2? prefetch? hint? vector?"
+_MEMORY = f"space? {_ACCESS}"
+_WRITTEN = f"space=global|local|shared|param|shared::cta|shared::cluster|param::func? {_ACCESS}"
+_ATOMIC = f"space=global|shared|shared::cta|shared::cluster? {_ACCESS}"
 _HALVES = "f16 f16x2 bf16 bf16x2"
 
 
@@ -75,6 +79,24 @@ def _spec(name: str, meaning: str, *forms: Form) -> Spec:
     return Spec(name, meaning, forms)
 
 
+def _comparisons(results: str, operands: str) -> tuple[Form, ...]:
+    """Give the forms of a comparison, alone and combined with a predicate; relations depend on the type."""
+    prefix = f"{results}, " if results else ""
+    return tuple(
+        Form(prefix + types, f"{operands} !c:pred" if combined else operands, modifiers + combined)
+        for types, modifiers in (
+            ("b16 b32 b64", "compare=eq|ne"),
+            ("u16 u32 u64", "compare=eq|ne|lt|le|gt|ge|lo|ls|hi|hs"),
+            ("s16 s32 s64", "compare=eq|ne|lt|le|gt|ge"),
+            ("f32 f64", f"compare={_FLOAT_RELATIONS} ftz?"),
+        )
+        for combined in ("", " boolean")
+    )
+
+
+_FLOAT_RELATIONS = "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan"
+
+
 _ARITHMETIC = (
     Form("f32", "d a b", "rounding? ftz? sat?"),
     Form("f64", "d a b", "rounding?"),
@@ -87,12 +109,13 @@ _FUSED = (
     Form("f32", "d a b c", "rounding ftz? sat?"),
     Form("f64", "d a b c", "rounding"),
 )
+_WRAPPING = (Form("s32", "d a b", "sat"), Form("u32 s32 u64 s64", "d a b", "cc"))
 _BITWISE = (Form("b16 b32 b64 pred", "d a b"),)
 
 _INTEGER_ARITHMETIC = (
-    _spec("add", "d = a + b", Form(f"{_INTEGERS} u16x2 s16x2", "d a b", "sat? cc?"), *_ARITHMETIC),
+    _spec("add", "d = a + b", Form(f"{_INTEGERS} u16x2 s16x2", "d a b"), *_WRAPPING, *_ARITHMETIC),
     _spec("addc", "d = a + b + carry", Form("u32 s32 u64 s64", "d a b", "cc?")),
-    _spec("sub", "d = a - b", Form(_INTEGERS, "d a b", "sat? cc?"), *_ARITHMETIC),
+    _spec("sub", "d = a - b", Form(_INTEGERS, "d a b"), *_WRAPPING, *_ARITHMETIC),
     _spec("subc", "d = a - (b + borrow)", Form("u32 s32 u64 s64", "d a b", "cc?")),
     _spec(
         "mul",
@@ -104,7 +127,9 @@ _INTEGER_ARITHMETIC = (
     _spec(
         "mad",
         "d = a * b + c",
-        Form(_INTEGERS, "d a b c", "part=lo|hi sat? cc?"),
+        Form(_INTEGERS, "d a b c", "part=lo|hi"),
+        Form("s32", "d a b c", "part=hi sat"),
+        Form("u32 s32 u64 s64", "d a b c", "part=lo|hi cc"),
         Form("u16 u32 s16 s32", "d:wide a b c:wide", "part=wide"),
         *_FUSED,
     ),
@@ -112,7 +137,12 @@ _INTEGER_ARITHMETIC = (
     _spec(
         "mul24", "d = a * b of the low 24 bits: bits 0-31 or 16-47", Form("u32 s32", "d a b", "part=lo|hi")
     ),
-    _spec("mad24", "d = a * b + c of 24-bit a and b", Form("u32 s32", "d a b c", "part=lo|hi sat?")),
+    _spec(
+        "mad24",
+        "d = a * b + c of 24-bit a and b",
+        Form("u32 s32", "d a b c", "part=lo|hi"),
+        Form("s32", "d a b c", "part=hi sat"),
+    ),
     _spec("sad", "d = c + |a - b|", Form(_INTEGERS, "d a b c")),
     _spec(
         "div",
@@ -228,18 +258,20 @@ _COMPARISON = (
     _spec(
         "setp",
         "p = a compared with b, combined with c; q = the opposite, combined with c",
-        Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d|q:pred a b", "compare ftz?"),
-        Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d|q:pred a b !c:pred", "compare boolean ftz?"),
-        Form(_HALVES, "d|q:pred a b", "compare ftz?"),
-        Form(_HALVES, "d|q:pred a b !c:pred", "compare boolean ftz?"),
+        *_comparisons("", "d|q:pred a b"),
+        Form(_HALVES, "d|q:pred a b", f"compare={_FLOAT_RELATIONS} ftz?"),
+        Form(_HALVES, "d|q:pred a b !c:pred", f"compare={_FLOAT_RELATIONS} boolean ftz?"),
     ),
     _spec(
         "set",
         "d = all ones (1.0 as a float) where the comparison holds, else 0",
-        Form(f"u32 s32 f32, b16 b32 b64 {_INTEGERS} f32 f64", "d a:2 b:2", "compare ftz?"),
-        Form(f"u32 s32 f32, b16 b32 b64 {_INTEGERS} f32 f64", "d a:2 b:2 !c:pred", "compare boolean ftz?"),
-        Form(f"{_HALVES} u16 s16 u32 s32, {_HALVES}", "d a:2 b:2", "compare ftz?"),
-        Form(f"{_HALVES} u16 s16 u32 s32, {_HALVES}", "d a:2 b:2 !c:pred", "compare boolean ftz?"),
+        *_comparisons("u32 s32 f32", "d a:2 b:2"),
+        Form(f"{_HALVES} u16 s16 u32 s32, {_HALVES}", "d a:2 b:2", f"compare={_FLOAT_RELATIONS} ftz?"),
+        Form(
+            f"{_HALVES} u16 s16 u32 s32, {_HALVES}",
+            "d a:2 b:2 !c:pred",
+            f"compare={_FLOAT_RELATIONS} boolean ftz?",
+        ),
     ),
     _spec("selp", "d = c ? a : b", Form(f"b16 b32 b64 {_INTEGERS} f32 f64", "d a b !c:pred")),
     _spec(
@@ -278,7 +310,7 @@ _MOVEMENT = (
     _spec(
         "mov",
         "d = a: a register, constant, address or special register; packs and unpacks vectors",
-        Form(f"b16 b32 b64 b128 {_INTEGERS} f32 f64 pred", "d* a*", "vector?"),
+        Form(f"b16 b32 b64 b128 {_INTEGERS} f32 f64 pred", "d* a*", "vector=v2|v4?"),
     ),
     _spec("prmt", "d = four bytes picked from the eight of (b, a)", Form("b32", "d a b c", "permute?")),
     _spec(
@@ -288,11 +320,15 @@ _MOVEMENT = (
     ),
     _spec(
         "ldu",
-        "d = global memory at a, the same for all lanes",
-        Form(_EVERYTHING, "d* [a]", _MEMORY, wider=True),
+        "d = memory at a, the same for all lanes",
+        Form(_EVERYTHING, "d* [a]", "space=global? vector=v2|v4?", wider=True),
     ),
-    _spec("st", "memory at a = b", Form(f"{_EVERYTHING} b128", "[a] b* p:b64?", _MEMORY, wider=True)),
-    _spec("prefetch", "bring the line at a into a cache", Form("", "[a]", "space? level=L1|L2 evict2?")),
+    _spec("st", "memory at a = b", Form(f"{_EVERYTHING} b128", "[a] b* p:b64?", _WRITTEN, wider=True)),
+    _spec(
+        "prefetch",
+        "bring the line at a into a cache",
+        Form("", "[a]", "space=global|local? level=L1|L2 evict2?"),
+    ),
     _spec("prefetchu", "bring the line at a into the uniform cache", Form("", "[a]", "level=L1")),
     _spec("isspacep", "p = the generic address a lies in the space", Form("", "d:pred a:u64", "space")),
     _spec(
@@ -304,7 +340,7 @@ _MOVEMENT = (
         "cvt",
         "d = a, converted",
         Form(
-            f"{_EVERYTHING} f16 bf16, {_EVERYTHING} f16 bf16",
+            f"{_CONVERTIBLE}, {_CONVERTIBLE}",
             "d a:2",
             "rounding? integral? ftz? sat? relu?",
             wider=True,
@@ -332,6 +368,14 @@ _BARRIERS = (
     Form("pred", "d a:u32 b:u32? !c:pred", "cta? red reduction=and|or aligned?"),
 )
 
+_ATOMIC_KINDS = (
+    ("u32 s32 u64 f32 f64", "atomic=add noftz?"),
+    (_HALVES, "atomic=add noftz"),
+    ("u32 s32 u64 s64", "atomic=min|max"),
+    ("b32 b64", "atomic=and|or|xor"),
+    ("u32", "atomic=inc|dec"),
+)
+
 _SYNCHRONIZATION = (
     _spec("bar", "wait for the threads of the block", Form("", "m:b32", "warp sync"), *_BARRIERS),
     _spec("barrier", "wait for the threads of the block", *_BARRIERS),
@@ -352,23 +396,14 @@ _SYNCHRONIZATION = (
     _spec(
         "atom",
         "d = memory at a; memory at a = op(memory at a, b), at once",
-        Form(
-            "b32 b64 u32 u64 s32 s64 f32 f64",
-            "d* [a] b*",
-            f"{_MEMORY} atomic=add|min|max|and|or|xor|exch|inc|dec noftz?",
-        ),
-        Form("b16 b32 b64", "d [a] b c", f"{_MEMORY} atomic=cas"),
-        Form(_HALVES, "d* [a] b*", f"{_MEMORY} atomic=add noftz"),
+        *(Form(types, "d* [a] b* p:b64?", f"{_ATOMIC} {kinds}") for types, kinds in _ATOMIC_KINDS),
+        Form("b32 b64", "d [a] b p:b64?", f"{_ATOMIC} atomic=exch"),
+        Form("b16 b32 b64", "d [a] b c p:b64?", f"{_ATOMIC} atomic=cas"),
     ),
     _spec(
         "red",
         "memory at a = op(memory at a, b), at once",
-        Form(
-            "b32 b64 u32 u64 s32 s64 f32 f64",
-            "[a] b*",
-            f"{_MEMORY} atomic=add|min|max|and|or|xor|inc|dec noftz?",
-        ),
-        Form(_HALVES, "[a] b*", f"{_MEMORY} atomic=add noftz"),
+        *(Form(types, "[a] b* p:b64?", f"{_ATOMIC} {kinds}") for types, kinds in _ATOMIC_KINDS),
     ),
     _spec(
         "vote",
@@ -392,7 +427,9 @@ _SYNCHRONIZATION = (
     _spec(
         "redux",
         "d = a reduced over the lanes of the warp",
-        Form("u32 s32 b32 f32", "d a m:b32", "sync reduction=add|min|max|and|or|xor abs? NaN?"),
+        Form("u32 s32", "d a m:b32", "sync reduction=add|min|max"),
+        Form("b32", "d a m:b32", "sync reduction=and|or|xor"),
+        Form("f32", "d a m:b32", "sync reduction=min|max abs? NaN?"),
     ),
     _spec("activemask", "d = the lanes that execute this", Form("b32", "d")),
     _spec("elect", "p = this lane is the leader; d = the leader", Form("", "d|q:b32 m:b32", "sync")),

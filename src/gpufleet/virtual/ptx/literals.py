@@ -13,28 +13,12 @@ from collections.abc import Callable
 from gpufleet.virtual.ptx.cursor import Cursor
 from gpufleet.virtual.ptx.errors import invalid
 from gpufleet.virtual.ptx.scalars import SIZES, is_float
+from gpufleet.virtual.ptx.tokens import integer
 
 _MASK = (1 << 64) - 1
 _DECIMAL_FLOAT = re.compile(r"\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+")
 _NESTING = 30
 _OPERAND_ENDS = frozenset(",;]})")
-
-
-def integer(token: str) -> int | None:
-    """Return the value of an integer literal, or None if the token is not one."""
-    digits = token[:-1] if token.endswith("U") else token
-    if not digits[:1].isdigit():
-        return None
-    try:
-        if digits[:2] in ("0x", "0X"):
-            return int(digits[2:], 16) & _MASK
-        if digits[:2] in ("0b", "0B"):
-            return int(digits[2:], 2) & _MASK
-        if len(digits) > 1 and digits[0] == "0":
-            return int(digits, 8) & _MASK
-        return int(digits) & _MASK if len(digits) < 40 else None
-    except ValueError:
-        return None
 
 
 def floating(token: str) -> float | None:

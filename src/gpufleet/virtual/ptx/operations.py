@@ -156,7 +156,7 @@ _UNLISTED_WORDS = (
     "rna rs satfinite relu scale scaled pack sp async bulk multicast multimem proxy tensormap generic alias "
     "noinc noComplete expect_tx complete_tx shared texture surface pragma abs s2f6x2 e2m1x2 e2m3x2 e3m2x2 "
     "e2m1x4 e2m3x4 e3m2x4 e4m3x4 e5m2x4 tf32 u4 s4 b1 b6x16_p32 b4x16_p64 b6p2x16 b4x16 v1 v16 global const "
-    "sync_restrict acquire release mbarrier bytes::cta mbarrier::complete_tx::bytes tile async::generic"
+    "sync_restrict::shared::cta sync_restrict::shared::cluster tensormap::generic async::generic tile"
 )
 
 

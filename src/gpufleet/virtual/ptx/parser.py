@@ -198,11 +198,10 @@ class _ModuleReader:
 
     def _body(self, function: Function) -> None:
         start = self.cursor.position
-        scan = scan_body(self.cursor)
+        parameters = (*function.parameters, *function.results)
+        scan = scan_body(self.cursor, (p.name for p in parameters))
         names = ModuleNames(self.symbols, self.files)
-        function.build = partial(
-            read_body, self.cursor.tokens, start, (*function.parameters, *function.results), names
-        )
+        function.build = partial(read_body, self.cursor.tokens, start, parameters, names)
         function.names_used = scan.names
         function.declared = tuple(scan.declared)
         if isinstance(function, Kernel):

@@ -5,6 +5,7 @@ This is all that loading a module does with a body; the tree is built at first u
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gpufleet.virtual.ptx import declarations
@@ -26,10 +27,10 @@ class BodyScan:
 
 
 class UniqueNames:
-    """Numbers variables that are declared again in an inner scope: x, x#2, x#3."""
+    """Numbers variables that are declared again in an inner scope: x, x#2, x#3; parameters come first."""
 
-    def __init__(self) -> None:
-        self._count: dict[str, int] = {}
+    def __init__(self, parameters: Iterable[str]) -> None:
+        self._count = dict.fromkeys(parameters, 1)
 
     def __call__(self, name: str) -> str:
         """Return the unique name for one more declaration of `name`."""
@@ -37,10 +38,10 @@ class UniqueNames:
         return name if count == 1 else f"{name}#{count}"
 
 
-def scan_body(cursor: Cursor) -> BodyScan:
+def scan_body(cursor: Cursor, parameters: Iterable[str]) -> BodyScan:
     """Read a body from its `{` to its `}`; raises `PtxError` for an opcode that PTX does not have."""
     scan = BodyScan()
-    unique = UniqueNames()
+    unique = UniqueNames(parameters)
     start = cursor.position
     cursor.expect("{")
     depth = 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 
 CODE_WINDOW = 0x7C0D_0000_0000_0000
@@ -280,8 +281,6 @@ class Function:
     def body(self) -> Body:
         """The instructions. Raises `PtxError` for a malformed body or one that is not there."""
         if self.build is None:
-            from gpufleet.virtual.ptx.errors import unsupported
-
             raise unsupported(f"function {self.name!r} is declared but not defined", self.line)
         return self.build()
 

@@ -27,6 +27,7 @@ _TOKEN = re.compile(
     re.ASCII | re.VERBOSE,
 )
 _BLOCK_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|(/\*.*?(?:\*/|\Z))', re.DOTALL)
+_MASK = (1 << 64) - 1
 _PUNCTUATION = frozenset("{}()[]<>;:,@!|+-*/%?=&^~_") | {"<<", ">>", "<=", ">=", "==", "!=", "&&", "||"}
 
 
@@ -56,6 +57,23 @@ def tokenize(text: str) -> Tokens:
     texts.append("")
     lines.append(lines[-1] if lines else 1)
     return Tokens(texts, lines)
+
+
+def integer(token: str) -> int | None:
+    """Return the value of an integer literal, or None if the token is not one."""
+    digits = token[:-1] if token.endswith("U") else token
+    if not digits[:1].isdigit():
+        return None
+    try:
+        if digits[:2] in ("0x", "0X"):
+            return int(digits[2:], 16) & _MASK
+        if digits[:2] in ("0b", "0B"):
+            return int(digits[2:], 2) & _MASK
+        if len(digits) > 1 and digits[0] == "0":
+            return int(digits, 8) & _MASK
+        return int(digits) & _MASK if len(digits) < 40 else None
+    except ValueError:
+        return None
 
 
 def _keep_newlines(match: re.Match[str]) -> str:

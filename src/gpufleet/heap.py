@@ -1,0 +1,392 @@
+"""When is a context's memory there, and when is it free again? Allocation in the order of streams.
+
+Each context allocates on a stream of its own, on which nothing else runs, so that a new buffer nearly
+always is ready at once. A buffer knows the streams whose work uses it, and is freed behind that work
+without anybody waiting: in the stream itself where it is only one, else in a second stream of the heap,
+which waits for all of them. Waiting in the first would hold up every later allocation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
+from gpufleet.errors import CudaError
+from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
+
+if TYPE_CHECKING:
+    from gpufleet.context import Context
+    from gpufleet.driver import Driver
+    from gpufleet.graph import Graph
+
+
+class Queue(Protocol):
+    """What memory needs of a stream: a `Stream`, or another library's."""
+
+    @property
+    def context(self) -> Context:
+        """The context that its work runs in."""
+
+    @property
+    def handle(self) -> Any:
+        """The `CUstream`, or its address."""
+
+    @property
+    def key(self) -> Any:
+        """What tells it from other streams."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can have no work any more."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is another library's, which may destroy it at any time."""
+
+    @property
+    def graph(self) -> Graph | None:
+        """What its work is captured into now."""
+
+    @property
+    def tail(self) -> Any:
+        """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
+
+
+class Block:
+    """One allocation, and the streams that use it.
+
+    Attributes
+    ----------
+    address, nbytes : int
+    uses : dict
+        The streams whose work has used it, by their key.
+    origin : Queue or None
+        The stream in whose order it becomes usable; None when it is so for all.
+    """
+
+    __slots__ = ("address", "allocator", "nbytes", "origin", "uses")
+
+    def __init__(self, address: int, nbytes: int, allocator: Allocator, origin: Queue | None) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.allocator = allocator
+        self.uses: dict[Any, Queue] = {}
+        self.origin = origin
+
+
+class Leftovers:
+    """What outlives a context in the driver, for the finalizer of a context that nobody closed.
+
+    Attributes
+    ----------
+    pool : CUmemoryPool or None
+    addresses : set of int
+        Memory that is not freed.
+    """
+
+    def __init__(self, frees: Any) -> None:
+        self.pool: Any = None
+        self.addresses: set[int] = set()
+        self._frees = frees
+
+    def free(self, driver: Driver) -> None:
+        """Free everything; the streams are there still."""
+        for address in list(self.addresses):
+            with contextlib.suppress(CudaError):  # of an allocator of the user's own
+                driver.cuMemFreeAsync(address, self._frees)
+        if self.pool is not None:
+            driver.cuMemPoolDestroy(self.pool)
+
+
+class Heap:
+    """The streams, the pool and the living allocations of one context. Made by `Context.heap`.
+
+    Attributes
+    ----------
+    allocator : Allocator
+        What is used where none is given.
+    live : dict
+        The blocks that are not freed, by address.
+    joint : CUevent
+        For `join`.
+    """
+
+    is_foreign = False
+    graph: Graph | None = None
+    tail: Any = None
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        driver = context.driver
+        # A borrowed context may end without our knowledge, and with it the streams of this heap; plain
+        # memory ends with it and needs no stream to be freed.
+        self.allocator: Allocator = PlainAllocator() if context.kind == "borrowed" else PoolAllocator()
+        self.live: dict[int, Block] = {}
+        self.handle: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self.key = int(self.handle)
+        self.is_closed = False
+        self._frees: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self.joint: Any = driver.cuEventCreate(DISABLE_TIMING)
+        self._tails: dict[Any, Any] = {}
+        self._waiting: deque[Block] = deque()
+        self._holds = 0
+        self._left = Leftovers(self._frees)
+        context.life.leftovers = self._left.free
+        self._open_to: set[int] = set()
+        self._query = driver.raw.cuStreamQuery
+
+    @property
+    def pool(self) -> Any:
+        """The `CUmemoryPool` of the context, made at first use. It keeps freed memory until `trim`."""
+        left = self._left
+        if left.pool is None:
+            with _joining:
+                if left.pool is None:
+                    left.pool = _make_pool(self.context)
+        return left.pool
+
+    # Allocating
+
+    def allocate(self, nbytes: int, allocator: Allocator | None, stream: Queue | None) -> Block:
+        """Return new memory; ready for all streams, or else for `stream` (if None, the heap's own)."""
+        if self._waiting:
+            self.drain()
+        chosen = self.allocator if allocator is None else allocator
+        origin: Queue = self if stream is None else stream
+        try:
+            address = chosen.allocate(self.context, nbytes, origin.handle)
+        except CudaError as error:
+            if error.code != OUT_OF_MEMORY or error.call.startswith("cuCtx"):
+                raise
+            self._make_room()
+            address = chosen.allocate(self.context, nbytes, origin.handle)
+        block = Block(address, nbytes, chosen, None)
+        (answer,) = self._query(origin.handle)
+        if answer == NOT_READY:
+            block.origin = origin
+        elif answer:
+            self._free_in(origin.handle, block)
+            raise self.context.driver.failure(answer, "cuStreamQuery")
+        self.live[address] = block
+        self._left.addresses.add(address)
+        return block
+
+    def become_usable(self, block: Block, queue: Queue) -> bool:
+        """Let work that is put into `queue` from now on find the block; say whether all streams do now."""
+        origin = block.origin
+        if origin is None:
+            return True
+        if origin.is_closed or is_ready(self.context.driver, "cuStreamQuery", origin.handle):
+            block.origin = None
+            return True
+        if queue.graph is not None:  # a wait for what is not captured would break the capture
+            wait(self.context.driver, "cuStreamQuery", "cuStreamSynchronize", origin.handle)
+            block.origin = None
+            return True
+        if origin.key != queue.key and queue.key not in block.uses:
+            join(queue.handle, origin, self.context.driver)
+        return False
+
+    def _make_room(self) -> None:
+        with self.context:
+            self.context.driver.cuCtxSynchronize()
+        self.trim()
+
+    # Freeing
+
+    def free(self, block: Block) -> None:
+        """Free a block behind all work that uses it; the caller does not wait."""
+        if self._waiting:
+            self.drain()
+        if self._holds:
+            self._waiting.append(block)
+        elif not self._free_at_once(block):
+            self._free_behind_all(block)
+
+    def free_forgotten(self, block: Block) -> None:
+        """Free a block from a finalizer, which enters no context: at once, or else at the next call."""
+        if self._holds or not self._free_at_once(block):
+            self._waiting.append(block)
+
+    def _free_at_once(self, block: Block) -> bool:
+        """Free a block in a single stream that comes behind all its uses, if there is one."""
+        users = list(block.uses.values()) or [block.origin or self]
+        if len(users) > 1:
+            return False
+        queue = users[0]
+        if queue.is_closed:  # closing has waited for its work
+            self._free_in(self._frees, block)
+            return True
+        # Memory of a pool cannot be freed in a stream of another device (INVALID_VALUE on driver 580).
+        if queue.is_foreign or queue.context.device.ordinal != self.context.device.ordinal:
+            return False
+        self._free_in(queue.handle, block)
+        return True
+
+    def _free_behind_all(self, block: Block) -> None:
+        for queue in block.uses.values():
+            if not queue.is_closed:
+                join(self._frees, queue, self.context.driver)
+        self._free_in(self._frees, block)
+
+    def _free_in(self, stream: Any, block: Block) -> None:
+        self.live.pop(block.address, None)
+        self._left.addresses.discard(block.address)
+        block.allocator.free(self.context, block.address, block.nbytes, stream)
+
+    def drain(self) -> None:
+        """Free what waits to be freed."""
+        while self._waiting and not self._holds:
+            try:
+                block = self._waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not self._free_at_once(block):
+                self._free_behind_all(block)
+
+    @contextlib.contextmanager
+    def frees_held(self) -> Iterator[None]:
+        """Queue all frees during the block, such as one in which a stream is captured."""
+        with _joining:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with _joining:
+                self._holds -= 1
+            self.drain()
+
+    def record_tail(self, queue: Queue) -> Any:
+        """Return an event behind the work of another library's stream: one event for each such stream."""
+        driver = self.context.driver
+        with self.context:
+            event = self._tails.get(queue.key)
+            if event is None:
+                event = self._tails[queue.key] = driver.cuEventCreate(DISABLE_TIMING)
+            driver.cuEventRecord(event, queue.handle)
+        return event
+
+    # The pool
+
+    def trim(self, keep: int = 0) -> None:
+        """Give the pool's unused memory back to the device, but for `keep` bytes."""
+        self.drain()
+        driver = self.context.driver
+        for stream in (self.handle, self._frees):
+            wait(driver, "cuStreamQuery", "cuStreamSynchronize", stream)
+        if self._left.pool is not None:
+            driver.cuMemPoolTrimTo(self._left.pool, keep)
+
+    def open_to(self, device: Any) -> None:
+        """Let another device use the pool's memory, where it can; copies between devices need it.
+
+        Peer access of contexts does not extend to pools (driver 580).
+        """
+        if device.ordinal in self._open_to:
+            return
+        driver, pool = self.context.driver, self.pool
+        if int(driver.cuDeviceCanAccessPeer(device.handle, self.context.device.handle)):
+            driver.cuMemPoolSetAccess(pool, [_access(device.ordinal)], 1)
+        self._open_to.add(device.ordinal)
+
+    def pool_bytes(self) -> tuple[int, int]:
+        """Return how many bytes of the pool are in use, and how many it has of the device."""
+        from cuda.bindings.driver import CUmemPool_attribute as Attribute
+
+        if self._left.pool is None:
+            return 0, 0
+        asked = (Attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT, Attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        used, reserved = (
+            int(self.context.driver.cuMemPoolGetAttribute(self._left.pool, each)) for each in asked
+        )
+        return used, reserved
+
+    def close(self) -> None:
+        """Free everything, after all work of the context. The context is current.
+
+        A pool and its memory outlive the context they were made in (driver 580), so destroying the
+        context would not do it.
+        """
+        driver = self.context.driver
+        with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
+            if self._left.pool is not None:
+                steps.callback(driver.cuMemPoolDestroy, self._left.pool)
+            if self.context.kind == "primary":
+                steps.callback(driver.cuStreamDestroy, self.handle)
+                steps.callback(driver.cuStreamDestroy, self._frees)
+                for event in (self.joint, *self._tails.values()):
+                    steps.callback(driver.cuEventDestroy, event)
+            steps.callback(driver.cuStreamSynchronize, self._frees)
+            for block in list(self.live.values()):
+                steps.callback(self._free_behind_all, block)
+            steps.callback(settle, driver)
+            steps.callback(driver.cuCtxSynchronize)
+            self._holds = 0
+            self._waiting.clear()
+        self.is_closed = True
+
+
+def join(later: Any, queue: Queue, driver: Any) -> None:
+    """Let later work of a stream (a CUstream) wait for what is in another one now.
+
+    One event serves all: a stream that waits for an event waits for its last recording before the call.
+    """
+    if queue.is_foreign:
+        if queue.tail is not None:
+            driver.cuStreamWaitEvent(later, queue.tail, 0)
+        return
+    joint = queue.context.heap.joint
+    with _joining, queue.context:
+        driver.cuEventRecord(joint, queue.handle)
+        driver.cuStreamWaitEvent(later, joint, 0)
+
+
+_joining = threading.RLock()
+"""Held between a recording of an event and the wait for it. A finalizer never comes here."""
+
+
+def _make_pool(context: Context) -> Any:
+    from cuda.bindings import driver as types
+
+    properties = types.CUmemPoolProps()
+    properties.allocType = types.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.handleTypes = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    properties.location.type = types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = context.device.ordinal
+    driver = context.driver
+    pool = driver.cuMemPoolCreate(properties)
+    try:
+        threshold = types.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        driver.cuMemPoolSetAttribute(pool, threshold, types.cuuint64_t(KEEP_ALL))
+    except BaseException:
+        driver.cuMemPoolDestroy(pool)
+        raise
+    return pool
+
+
+KEEP_ALL = (1 << 64) - 1
+
+
+def _access(ordinal: int) -> Any:
+    from cuda.bindings import driver as types
+
+    access = types.CUmemAccessDesc()
+    access.location.type = types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+def forget(context: Context, block: Block) -> None:
+    """Free the block of a buffer that nobody closed."""
+    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+        return
+    warnings.warn(f"{block.nbytes} bytes of {context!r} were never freed", ResourceWarning, stacklevel=2)
+    heap = context.heap
+    context.life.free_later(lambda: heap.free_forgotten(block))
