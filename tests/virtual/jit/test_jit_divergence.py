@@ -16,4 +16,4 @@ del test_launches_large_enough_to_leave_idle_lanes_behind  # noqa: F821
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs, st.integers(0, 1000))  # noqa: F405
 def test_any_program(statements: Any, seed: int) -> None:
-    check(statements, 160, 48, seed)  # noqa: F405
+    check(statements, 96, 48, seed)  # noqa: F405

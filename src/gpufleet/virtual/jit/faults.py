@@ -62,7 +62,7 @@ def _access(
         for lane in range(job.fault_lane, generated.lanes if stride else job.fault_lane + 1):
             address = base + offset + lane * stride & (1 << 64) - 1
             culprit = {**site, "line": line, "text": text}
-            what = f"{space or 'global'} {_KINDS.get(text.split('.')[0], 'access')} of {size} bytes"
+            what = f"{space or 'global'} {_KINDS.get(text.split('.')[0], 'access')} of {_bytes(size)}"
             if address % size:
                 found = "MISALIGNED_ADDRESS", f"{what} at address {address:#x} (not a multiple of {size})"
             elif not low <= address <= high - size:
@@ -78,6 +78,10 @@ def _access(
 
 
 _KINDS = {"ld": "load", "ldu": "load", "st": "store", "atom": "atomic operation", "red": "atomic operation"}
+
+
+def _bytes(count: int) -> str:
+    return "1 byte" if count == 1 else f"{count} bytes"
 
 
 def _bounds(job: Job, generated: Generated, space: str) -> tuple[int, int]:
