@@ -30,7 +30,9 @@ def test_a_failed_assertion_is_named(target: int) -> None:
     with pytest.raises(KernelFault) as caught:
         device.launch("checks", (1, 1, 1), (4, 1, 1), x, 100)
     assert caught.value.code == "ASSERT"
-    assert "printf.cu:7: void checks(const int *, int): assertion `x[i]<n` failed" in str(caught.value)
+    assert "printf.cu:7: void checks(const int *, int): block: [0,0,0], thread: [2,0,0] Assertion" in str(
+        caught.value
+    )
     assert "thread (2, 0, 0)" in str(caught.value)
 
 

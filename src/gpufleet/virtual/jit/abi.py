@@ -54,6 +54,7 @@ class Job(c.Structure):
         ("parameter_bytes", c.c_uint64),
         ("warps32", c.c_uint32),
         ("shared_total", c.c_uint32),
+        ("lanes", c.c_uint32),
         # what changes while the job runs
         ("next", c.c_int64),
         ("total", c.c_int64),

@@ -79,7 +79,9 @@ def _assertion(
     """Record the failure and stop the launch at the next back edge; the first one wins."""
     memory = _Memory(worker, job)
     words = [memory.string(a).decode(errors="replace") for a in (message, file, function)]
+    text = memory.assertion(words[0], words[1], line & 0xFFFFFFFF, words[2], lane)
     with _lock:
+        memory.launch.output(text.encode())
         if memory.job.faulted:
             return
         memory.job.faulted = 1
@@ -88,9 +90,7 @@ def _assertion(
         memory.job.fault_lane = lane
         memory.job.fault_warp = memory.worker.warp
         memory.job.fault_block = memory.worker.block
-        _messages[memory.job.token] = (
-            f"{words[1]}:{line & 0xFFFFFFFF}: {words[2]}: assertion `{words[0]}` failed"
-        )
+        _messages[memory.job.token] = text.strip()
         memory.job.stop = 1
 
 
@@ -101,6 +101,16 @@ class _Memory:
         self.job = Job.from_address(job)
         self.worker = Worker.from_address(worker)
         self.launch = _launches[self.job.token]
+
+    def assertion(self, message: str, file: str, line: int, function: str, lane: int) -> str:
+        """What the CUDA runtime prints of a failed assertion."""
+        x, y, _ = self.launch.grid
+        block = self.worker.block
+        where = f"[{block % x},{block // x % y},{block // (x * y)}]"
+        x, y, _ = self.launch.block
+        thread = self.worker.warp * self.job.lanes + lane
+        who = f"[{thread % x},{thread // x % y},{thread // (x * y)}]"
+        return f"{file}:{line}: {function}: block: {where}, thread: {who} Assertion `{message}` failed.\n"
 
     def read(self, address: int, size: int) -> bytes:
         """Up to `size` bytes from an address; none where nothing may be read."""

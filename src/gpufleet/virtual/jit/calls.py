@@ -353,21 +353,28 @@ def _print(low: Lowering, instruction: Instruction, call: CallTarget) -> None:
 
 
 def _assertion(low: Lowering, instruction: Instruction, call: CallTarget) -> None:
-    """__assertfail(message, file, line, function, size): the first lane's words become the fault."""
+    """__assertfail(message, file, line, function, size): every lane is heard; the first is the fault."""
+    from gpufleet.virtual.jit.lanes import each_lane
+
     c, n = low.code, low.lanes
     values = _words_per_lane(low, call)
     lane = "0"
     predicate = low.active_predicate()
     if predicate is not None:
         lane = c.intrinsic("cttz", "i32", ("i32", number(c, predicate, n)), ("i1", "false"))
-    words = [c.let(f"extractelement {vector('i64', n)} {v}, i32 {lane}") for v in values[:4]]
     site = low.unit.site(instruction)
-    c.function(
-        "gf_assert",
-        "void",
-        *(("ptr", "%worker"), ("ptr", "%job"), ("i32", str(site)), ("i32", lane)),
-        *(("i64", word) for word in words),
-    )
+
+    def one(scalars: Sequence[str]) -> Sequence[str]:
+        c.function(
+            "gf_assert",
+            "void",
+            *(("ptr", "%worker"), ("ptr", "%job"), ("i32", str(site)), ("i32", scalars[4])),
+            *(("i64", word) for word in scalars[:4]),
+        )
+        return []
+
+    inputs = [("i64", value) for value in values[:4]]
+    each_lane(low, [*inputs, ("i32", c.lanes("i32", 1, n))], [], one)
     _fault(low, instruction, FAULT_ASSERT, "0", lane)
     c.label(c.name("never"))
 

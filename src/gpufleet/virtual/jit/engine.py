@@ -193,6 +193,7 @@ def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
     job.block[:] = launch.block
     job.threads = threads
     job.warps = -(-threads // generated.lanes)
+    job.lanes = generated.lanes
     job.warps32 = -(-threads // WARP)
     job.dynamic_shared = launch.dynamic_shared
     job.multiprocessors = launch.multiprocessors
