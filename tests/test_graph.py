@@ -348,6 +348,29 @@ def test_copies_between_devices_are_refused_in_a_capture(two_devices: list[Devic
         thing.close()
 
 
+def test_a_launch_into_another_librarys_capture_leaves_it_whole(
+    context: gf.Context, number: gf.DeviceBuffer, add: gf.Kernel
+) -> None:
+    class Theirs:
+        def __init__(self, address: int) -> None:
+            self.address = address
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, self.address)
+
+    driver = context.driver
+    with context:
+        handle = driver.cuStreamCreate(1)
+        used = context.alloc(4)
+        driver.cuStreamBeginCapture(handle, driver.raw.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        add.launch(1, 1, number, 1, stream=Theirs(int(handle)))
+        add.launch(1, 1, used, 1, stream=Theirs(int(handle)))
+        used.close()
+        graph = driver.cuStreamEndCapture(handle)
+        driver.cuGraphDestroy(graph)
+        driver.cuStreamDestroy(handle)
+
+
 def test_a_forgotten_graph_warns(stream: gf.Stream) -> None:
     with stream.capture() as graph:
         pass
@@ -359,6 +382,7 @@ def test_a_forgotten_graph_warns(stream: gf.Stream) -> None:
 def test_a_graph_of_a_fault_is_named_among_the_suspects(context: gf.Context, stream: gf.Stream) -> None:
     log = context.driver.launches
     kernel = gf.Program.from_image(PTX, driver=context.driver).kernel("add")
+    kernel.load(context)  # loading waits for busy streams (driver 580)
     with context.alloc(4) as buffer, Latch(stream):
         buffer.used_on(stream)
         with context.stream() as other:

@@ -168,9 +168,9 @@ def test_without_a_context_it_is_locked_in_one_of_its_own(driver: Driver) -> Non
 def test_no_context_is_made_on_a_device_that_nobody_uses(two_devices: list[Device]) -> None:
     first, second = two_devices
     driver = first.driver
-    context = second.retain_primary_context()
     if int(driver.cuDevicePrimaryCtxGetState(first.handle)[1]):
         pytest.skip("something uses the first device")
+    context = second.retain_primary_context()
     gf.pinned(4096, driver=driver).close()
     with context:
         gf.pinned(4096, driver=driver).close()
@@ -212,6 +212,19 @@ def test_empty_buffer_is_refused(context: gf.Context, nbytes: int) -> None:
 def test_python_objects_are_refused(context: gf.Context) -> None:
     with pytest.raises(TypeError, match="Python objects"):
         gf.pinned(np.array([object()]), context=context)
+
+
+def test_closing_after_a_fault_raises_nothing(virtual: Driver) -> None:
+    context = Device(0, virtual).create_context()
+    pinned, buffer = gf.pinned(4096, context=context), context.alloc(4096)
+    transfer = buffer.copy_from(pinned, stream=context.main_stream)
+    assert transfer is not None
+    virtual.failure(virtual.raw.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, "cuCtxSynchronize")
+    for thing in (transfer, pinned, buffer):
+        thing.close()
+    with pytest.raises(gf.StickyError):
+        gf.pinned(4096, context=context)
+    context.close()
 
 
 def test_threads_never_share_a_block(context: gf.Context) -> None:

@@ -401,7 +401,9 @@ class Context:
 
         Waits for the frees that are on their way.
         """
-        self.synchronize()
+        if self._heap is not None:
+            self._heap.drain()
+        self.synchronize()  # waiting for the streams alone left 32 MiB in the pool (driver 580)
         if self._heap is not None:
             self._heap.trim(keep)
 

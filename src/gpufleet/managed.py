@@ -187,9 +187,10 @@ class ManagedBuffer:
         nbytes = self._checked(offset, nbytes)
         if self._can_move("prefetch", where):
             queue = self.context.main_stream if stream is None else stream
-            self.context.driver.cuMemPrefetchAsync(
-                self.address + offset, nbytes, _location(where), 0, queue.handle
-            )
+            with self.context:
+                self.context.driver.cuMemPrefetchAsync(
+                    self.address + offset, nbytes, _location(where), 0, queue.handle
+                )
             if stream is None:
                 queue.synchronize()
         return None if stream is None else Transfer(stream.hold(self))
@@ -221,7 +222,8 @@ class ManagedBuffer:
             raise ValueError(f"there is no advice {advice!r}: expected one of {', '.join(ADVICE)}")
         if self._can_move("advise", where):
             kind = getattr(CUmem_advise, f"CU_MEM_ADVISE_{ADVICE[advice]}")
-            self.context.driver.cuMemAdvise(self.address + offset, nbytes, kind, _location(where))
+            with self.context:  # cuMemAdvise needs a current one (driver 580)
+                self.context.driver.cuMemAdvise(self.address + offset, nbytes, kind, _location(where))
 
     def _checked(self, offset: int, nbytes: int | None) -> int:
         nbytes = self.nbytes - offset if nbytes is None else nbytes

@@ -98,7 +98,7 @@ def run_migration(
     kernel: str | None = None,
     on_event: OnEvent | None = None,
 ) -> Migration:
-    """Prove that contexts migrate between threads, on all `devices` at once.
+    """Show that contexts migrate between threads, on all `devices` at once.
 
     Each thread pushes its device's context, and for each style allocates 32 ints, launches one block of
     32 threads, copies back, verifies and frees; then it pops. Whatever happens, also Ctrl-C, no context

@@ -194,6 +194,8 @@ class PinnedPool:
 
     def take(self, nbytes: int, home: Any) -> PinnedBlock:
         """Return a block that no work uses."""
+        if self.driver.is_lost:
+            self.driver.cuCtxSynchronize()  # raises, saying how it was lost
         self._collect()
         size = size_class(nbytes)
         with self._lock:
@@ -208,6 +210,8 @@ class PinnedPool:
 
     def give_back(self, block: PinnedBlock, users: Iterable[Queue] = ()) -> None:
         """Take a block back, to be handed out when the work that is queued by its users is complete."""
+        if self.driver.is_lost:  # nothing of this driver's is ever used again
+            return
         users = list(users)
         if any(queue.graph is not None for queue in users):  # an event would become part of the capture
             self._forgotten.append((block, {queue.key: queue for queue in users}))

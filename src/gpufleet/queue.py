@@ -86,7 +86,9 @@ class ForeignStream:
         self.context.check_open()
 
     def has_work(self) -> None:
-        """Note that work was put into the stream."""
+        """Note that work was put into the stream, unless its owner captures it: then there is none."""
+        if int(self.context.driver.cuStreamIsCapturing(self.handle)):
+            return
         self.tail = self.context.heap.record_tail(self)
 
     def __repr__(self) -> str:

@@ -89,7 +89,8 @@ class Transfer:
     def close(self) -> None:
         """Wait until the copy is complete, and destroy its event. Closing twice is no error."""
         if not self.event.is_closed:
-            self.synchronize()
+            if not self.context.driver.is_lost:
+                self.synchronize()
             self.event.close()
 
     def __repr__(self) -> str:

@@ -36,6 +36,20 @@ KERNELS = b""".version 8.0
     atom.global.add.u32 %r2, [%rd1], %r1;
     ret;
 }
+.visible .entry tally(.param .u64 p, .param .u32 v) {
+    .reg .b32 %r<5>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [p];
+    ld.param.u32 %r1, [v];
+    mov.u32 %r2, %tid.x;
+    and.b32 %r3, %r2, 3;
+    mul.wide.u32 %rd2, %r3, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    red.global.add.u32 [%rd3], %r1;
+    atom.global.add.u32 %r4, [%rd3+16], %r1;
+    red.global.max.u32 [%rd3+32], %r2;
+    ret;
+}
 """
 
 
@@ -87,6 +101,17 @@ def test_registered_memory(d: Any, run: Callable[..., str]) -> None:
     assert array.tolist() == [4] * 32
     assert read_ints(d, pointer, 32) == [6] * 32
     assert run(array.ctypes.data, 7) == "ILLEGAL_ADDRESS"
+
+
+def test_atomics_while_host_memory_is_registered(d: Any, run: Callable[..., str]) -> None:
+    array, pointer = np.zeros(32, np.int32), value(d.cuMemAlloc(128))
+    d.cuMemsetD8(pointer, 0, 128)
+    d.cuMemHostRegister(array, array.nbytes, 0)
+    assert run(pointer, 2, b"tally") == "SUCCESS"
+    assert run(array.ctypes.data, 3, b"tally") == "SUCCESS"
+    d.cuMemHostUnregister(array)
+    assert read_ints(d, pointer, 12) == [16] * 8 + [28, 29, 30, 31]
+    assert array.tolist() == [24] * 8 + [28, 29, 30, 31] + [0] * 20
 
 
 def test_peers(d: Any, run: Callable[..., str], context: Any) -> None:

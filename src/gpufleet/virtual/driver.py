@@ -13,10 +13,10 @@ from gpufleet.virtual.engine import Engine, KernelFault
 from gpufleet.virtual.state import FROM_ENVIRONMENT, Configuration, State
 
 CHAPTERS = (
-    "initialization", "devices", "contexts", "primary_contexts", "memory", "host_memory", "pools", "copies",
-    "fills", "pointers", "streams", "events", "modules", "libraries", "functions", "launches", "occupancy",
-    "capture", "graphs", "graph_nodes", "graph_launches", "graph_memory",
-    "stream_attributes", "stream_values",
+    "initialization", "devices", "contexts", "primary_contexts", "memory", "host_memory", "managed", "pools",
+    "copies", "boxes", "fills", "pointers", "streams", "stream_attributes", "stream_values", "events",
+    "modules", "libraries", "functions", "launches", "occupancy", "capture", "graphs", "graph_nodes",
+    "graph_launches", "graph_memory",
 )  # fmt: skip
 """The files of `gpufleet.virtual.api`."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
+    from gpufleet.virtual.placements import Placements
 
 Spans = tuple[NDArray[np.uint64], NDArray[np.uint64]]
 """First and one-past-last addresses of allocations, sorted."""
@@ -38,6 +39,8 @@ class Allocation:
         The device whose memory it is; for host memory that of its context.
     pool : Pool or None
         The pool it came from.
+    placements : Placements or None
+        Of managed memory, what was advised.
     is_freed : bool
         Whether a free is on its way to it in a stream.
     flags : int
@@ -51,8 +54,8 @@ class Allocation:
     """
 
     __slots__ = (
-        "context", "flags", "is_freed", "kind", "number", "ordinal", "pool", "reserved", "size", "start",
-        "sync_memops",
+        "context", "flags", "is_freed", "kind", "number", "ordinal", "placements", "pool", "reserved", "size",
+        "start", "sync_memops",
     )  # fmt: skip
 
     def __init__(self, start: int, size: int, kind: str, context: Context, ordinal: int) -> None:
@@ -62,6 +65,7 @@ class Allocation:
         self.context = context
         self.ordinal = ordinal
         self.pool: Any = None
+        self.placements: Placements | None = None
         self.is_freed = False
         self.flags = 0
         self.number = next(_numbers)

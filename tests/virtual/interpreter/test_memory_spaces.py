@@ -231,3 +231,15 @@ def test_a_call_block_named_like_a_parameter_is_another_one() -> None:
     body = "{ .param .b32 a; .param .b32 r; st.param.b32 [a], %r1; call (r), f, (a); ld.param.b32 %r9, [r]; }"
     found = launch(body, outside=outside, lanes=32)
     assert np.array_equal(found[:, 0], 11 * np.arange(32) + 1)
+
+
+def test_special_registers_as_operands() -> None:
+    body = """
+    mov.v4.u32 {%r9, %r10, %r11, _}, %tid; mov.b64 %rd1, {%tid.x, %ctaid.x}; mov.b64 {%r12, %r13}, %rd1;
+    cvt.u64.u32 %rd2, %tid.x; cvt.u32.u64 %r14, %rd2; mov.u16 %rs1, %ctaid.x; cvt.u32.u16 %r15, %rs1;
+    """
+    found = launch(body, lanes=64, words=7)
+    lanes = np.arange(64)
+    assert np.array_equal(found[:, [0, 3, 5]], np.stack([lanes % 32] * 3, axis=1))
+    assert np.array_equal(found[:, [4, 6]], np.stack([lanes // 32] * 2, axis=1))
+    assert (found[:, 1:3] == 0).all()

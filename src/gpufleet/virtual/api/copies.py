@@ -7,7 +7,6 @@ from typing import Any
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
-from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.host_pointers import host_address, read_bytes
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
@@ -106,19 +105,19 @@ def cuMemcpyPeerAsync(
 @call(context=True)
 def cuMemcpy2D(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle."""
-    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
 
 
 @call(context=True)
 def cuMemcpy2DUnaligned(state: State, current: Context, pCopy: Any) -> None:
     """Copy a rectangle, whatever its pitch."""
-    _copy(state, current.legacy, *rectangles(pCopy), pCopy)
+    _copy(state, current.legacy, *_rectangles(pCopy), pCopy)
 
 
 @call()
 def cuMemcpy2DAsync(state: State, pCopy: Any, hStream: Any) -> None:
     """Copy a rectangle in the order of a stream."""
-    _copy_async(state, state.stream(hStream), *rectangles(pCopy), pCopy)
+    _copy_async(state, state.stream(hStream), *_rectangles(pCopy), pCopy)
 
 
 def _device(pointer: Any, size: int) -> Side:
@@ -173,16 +172,6 @@ def _copy_async(state: State, stream: Stream, to: Side, source: Side, keep: obje
         enqueue(state.scheduler, stream, operation)
 
 
-def copy_node(state: State, context: Context, parameters: Any) -> Work:
-    """Return the work of a copy's node in a graph."""
-    to, source = rectangles(parameters)
-    if not to.width or not to.rows:
-        raise Refusal("INVALID_VALUE", "there is nothing to copy")
-    locate(state.memory, context, to, source, for_graph=True)
-    operation = _operation(state, context.legacy, to, source, parameters)
-    return Work("MEMCPY", context, operation)
-
-
 def _operation(state: State, stream: Stream, to: Side, source: Side, keep: object) -> Operation:
     memory = state.memory
 
@@ -193,8 +182,7 @@ def _operation(state: State, stream: Stream, to: Side, source: Side, keep: objec
     return Operation(stream.context.device.ordinal, run)
 
 
-def rectangles(copy: Any) -> tuple[Side, Side]:
-    """Return the two sides that a description of a copy names."""
+def _rectangles(copy: Any) -> tuple[Side, Side]:
     if copy is None:
         raise Refusal("INVALID_VALUE", "the description of the copy is NULL")
     width, rows = int(copy.WidthInBytes), int(copy.Height)
@@ -203,13 +191,13 @@ def rectangles(copy: Any) -> tuple[Side, Side]:
     to, to_host, to_device = copy.dstMemoryType, copy.dstHost, copy.dstDevice
     source, from_host, from_device = copy.srcMemoryType, copy.srcHost, copy.srcDevice
     return (
-        _rectangle(to, to_host, to_device, copy.dstPitch, copy.dstXInBytes, copy.dstY, width, rows),
-        _rectangle(source, from_host, from_device, copy.srcPitch, copy.srcXInBytes, copy.srcY, width, rows),
+        rectangle(to, to_host, to_device, copy.dstPitch, copy.dstXInBytes, copy.dstY, width, rows),
+        rectangle(source, from_host, from_device, copy.srcPitch, copy.srcXInBytes, copy.srcY, width, rows),
     )
 
 
-def _rectangle(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int, width: int, rows: int) -> Side:
-    """One side, which begins `x` bytes and `y` rows into what its pointer points to.
+def rectangle(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int, width: int, rows: int) -> Side:
+    """Return one side, which begins `x` bytes and `y` rows into what its pointer points to.
 
     A pitch of 0 means rows without gaps.
     """

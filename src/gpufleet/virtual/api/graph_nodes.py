@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from gpufleet.virtual.api.copies import copy_node
+from gpufleet.virtual.api.boxes import copy_node
 from gpufleet.virtual.api.fills import fill_node
 from gpufleet.virtual.api.functions import function_of
 from gpufleet.virtual.api.launches import kernel_node
@@ -30,8 +30,14 @@ def cuGraphAddKernelNode(
 def cuGraphAddMemcpyNode(
     state: State, hGraph: Any, dependencies: Any, numDependencies: int, copyParams: Any, ctx: Any
 ) -> Any:
-    """Add a copy; of boxes, only flat ones."""
-    return _add(state, hGraph, dependencies, numDependencies, lambda: _copy(state, copyParams, ctx))
+    """Add a copy of a box."""
+    return _add(
+        state,
+        hGraph,
+        dependencies,
+        numDependencies,
+        lambda: copy_node(state, _context(state, ctx), copyParams),
+    )
 
 
 @call(outputs=1)
@@ -191,12 +197,6 @@ def kernel_work(state: State, parameters: Any) -> Work:
     block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
     shared = parameters.sharedMemBytes
     return kernel_node(state, function, grid, block, shared, parameters.kernelParams, parameters.extra)
-
-
-def _copy(state: State, parameters: Any, handle: Any) -> Work:
-    if parameters.Depth != 1 or parameters.srcZ or parameters.dstZ:
-        raise Refusal("NOT_SUPPORTED", "virtual devices copy no boxes in graphs")
-    return copy_node(state, _context(state, handle), parameters)
 
 
 def _event(state: State, kind: str, handle: Any) -> Work:

@@ -11,14 +11,10 @@ from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.device_memory import ContextMemory
 from gpufleet.virtual.graph_memory import free_now
 from gpufleet.virtual.lifetimes import free
-from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.spans import Allocation
 from gpufleet.virtual.state import State
-from gpufleet.virtual.streams import enqueue
 
 PITCH_ALIGNMENT = 512
-ATTACH_SINGLE = 4
-"""CU_MEM_ATTACH_SINGLE: for one stream, which the default stream cannot be."""
 
 
 @call(outputs=1, context=True)
@@ -82,47 +78,6 @@ def cuMemGetAddressRange(state: State, current: Context, dptr: Any) -> tuple[Any
     return _pointer(allocation), allocation.size
 
 
-@call()
-def cuMemPrefetchAsync(
-    state: State, devPtr: Any, count: int, location: Any, flags: int, hStream: Any
-) -> None:
-    """Do nothing in the order of a stream: managed memory is where every device reaches it."""
-    _check_managed(state, devPtr, count)
-    if flags:
-        raise Refusal("INVALID_VALUE", f"the flags are {flags}: expected 0")
-    _check_location(state, location)
-    stream = state.stream(hStream)
-    enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal))
-
-
-@call()
-def cuStreamAttachMemAsync(state: State, hStream: Any, dptr: Any, length: int, flags: int) -> None:
-    """Do nothing in the order of a stream: every stream and the host reach managed memory."""
-    stream, address = state.stream(hStream), number(dptr)
-    with state.lock:
-        allocation = state.memory.at(address)
-    if allocation is None or allocation.kind != "managed" or length not in (0, allocation.size):
-        raise Refusal("INVALID_VALUE", f"{length} bytes at {address:#x} are no managed memory as a whole")
-    if flags not in (1, 2, ATTACH_SINGLE) or (flags == ATTACH_SINGLE and stream.is_legacy):
-        raise Refusal("INVALID_VALUE", f"the flags are {flags} for {stream.handle:#x}")
-    enqueue(state.scheduler, stream, Operation(stream.context.device.ordinal))
-
-
-@call()
-def cuMemAdvise(state: State, devPtr: Any, count: int, advice: Any, location: Any) -> None:
-    """Do nothing: managed memory is where every device reaches it."""
-    _check_managed(state, devPtr, count)
-    kinds = bindings().CUmem_advise
-    kind = _place(location)
-    if advice in (kinds.CU_MEM_ADVISE_SET_ACCESSED_BY, kinds.CU_MEM_ADVISE_UNSET_ACCESSED_BY):
-        if kind not in ("DEVICE", "HOST"):
-            raise Refusal("INVALID_VALUE", "only a device or the host accesses memory")
-    elif advice != kinds.CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        return
-    if kind == "DEVICE" and not 0 <= location.id < len(state.devices):
-        raise Refusal("INVALID_VALUE", f"there is no device {location.id}")
-
-
 def allocate(state: State, context: Context, arena: Arena, size: int, kind: str) -> Allocation:
     """Return new memory of an arena, or refuse."""
     if size <= 0:
@@ -158,30 +113,6 @@ def _freeable(state: State, address: int) -> Allocation:
     if allocation is None or allocation.kind not in ("device", "managed") or allocation.is_freed:
         raise Refusal("INVALID_VALUE", f"no allocation to be freed starts at {address:#x}")
     return allocation
-
-
-def _check_managed(state: State, pointer: Any, count: int) -> None:
-    address = number(pointer)
-    with state.lock:
-        allocation = state.memory.find(address, count)
-    if count <= 0 or allocation is None or allocation.kind != "managed":
-        raise Refusal("INVALID_VALUE", f"{count} bytes at {address:#x} are no managed memory")
-
-
-def _check_location(state: State, location: Any) -> None:
-    kind = _place(location)
-    if kind == "DEVICE":
-        state.device(location.id)
-    elif kind == "HOST_NUMA" and location.id:
-        raise Refusal("INVALID_VALUE", f"there is no NUMA node {location.id} here")
-
-
-def _place(location: Any) -> str:
-    """The kind of a CUmemLocation."""
-    name = str(location.type.name).removeprefix("CU_MEM_LOCATION_TYPE_")
-    if name in ("INVALID", "NONE"):
-        raise Refusal("INVALID_VALUE", "the location is none")
-    return name
 
 
 def _pointer(allocation: Allocation) -> Any:

@@ -102,7 +102,14 @@ def _update(view: Array, indices: Array, kind: str, value: Array) -> bool:
     if function is None or (view.dtype.kind == "f" and kind != "add"):
         return False
     # ufunc.at goes through the lanes in order, so floats are added in order too.
-    function.at(view, indices, value)
+    if np.may_share_memory(view, indices):
+        # It would copy the view first: of all addresses of the process, where host memory is registered.
+        places, back = np.unique(indices, return_inverse=True)
+        some = view[places]
+        function.at(some, back, value)
+        view[places] = some
+    else:
+        function.at(view, indices, value)
     if view.dtype == np.float32:
         touched = view[indices]
         if np.isnan(touched).any():

@@ -61,6 +61,7 @@ def _operations(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     _check_shape(instruction)
     handler = _HANDLERS.get(instruction.opcode)
     found = handler(decoder, instruction) if handler is not None else [_arithmetic(decoder, instruction)]
+    found = decoder.take_before() + found
     predicate = instruction.guard
     if predicate is None:
         return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpufleet.virtual.interpreter import calls, control
-from gpufleet.virtual.interpreter.barriers import Reduction, barrier
+from gpufleet.virtual.interpreter.barriers import MOST_BARRIERS, Reduction, barrier
 from gpufleet.virtual.interpreter.code import Block, End
 from gpufleet.virtual.interpreter.decoder import Decoder, EndHandler
 from gpufleet.virtual.ptx.errors import invalid
-from gpufleet.virtual.ptx.syntax import CallTarget, Instruction, Label, Targets
+from gpufleet.virtual.ptx.syntax import CallTarget, Immediate, Instruction, Label, Targets
 
 
 def _bra(decoder: Decoder, instruction: Instruction, block: Block, following: Block | None) -> End:
@@ -46,6 +46,8 @@ def _bar(decoder: Decoder, instruction: Instruction, block: Block, following: Bl
     operands = dict(zip((shape.name for shape in _present(instruction)), instruction.operands, strict=True))
     if following is None:
         raise invalid(f"{operation.text} at the end of a function", instruction.line)
+    if isinstance(operands["a"], Immediate) and operands["a"].bits >= MOST_BARRIERS:
+        raise invalid(f"barrier {operands['a'].bits} of {MOST_BARRIERS}", instruction.line)
     number = decoder.source(operands["a"], "u32", instruction)
     threads = decoder.source(operands["b"], "u32", instruction) if "b" in operands else None
     reduction = None

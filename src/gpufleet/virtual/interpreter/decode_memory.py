@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 def _mov(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     destination, source = instruction.operands
     type, line = instruction.operation.type, instruction.line
-    if isinstance(destination, Vector) and isinstance(source, Vector):
+    if "vector" in instruction.operation:
+        if not isinstance(destination, Vector) or not isinstance(source, Vector):
+            raise unsupported(f"{instruction} of what is no vector", line)
         pairs = zip(destination.elements, source.elements, strict=True)
         return [
             copy(*decoder.slots.destination(d, type, line), decoder.source(s, type, instruction))
             for d, s in pairs
         ]
+    if isinstance(destination, Vector) and isinstance(source, Vector):
+        raise unsupported(f"{instruction} from a vector to a vector", line)
     if isinstance(destination, Vector):
         part = _part_type(type, destination)
         places = [decoder.slots.destination(d, part, line) for d in destination.elements]
@@ -43,7 +47,7 @@ def _mov(decoder: Decoder, instruction: Instruction) -> list[Operation]:
             moves.pack(place, [decoder.source(s, part, instruction) for s in source.elements], part, type)
         ]
     if isinstance(source, Special):
-        return [moves.read_special(place, special(source.name, line), source.type, type)]
+        return [moves.read_special(place, special(source.name, line), type)]
     if isinstance(source, Symbol) and source.space in ("local", "param"):
         (slot, _), before = decoder.address(source, instruction)
         return [*before, copy(*place, (slot, reader(DTYPES["u64"], type)))]
@@ -79,7 +83,7 @@ def _ld(decoder: Decoder, instruction: Instruction) -> list[Operation]:
 def _load_parameter(
     decoder: Decoder, instruction: Instruction, address: Address, type: str, places: list[Source]
 ) -> list[Operation] | None:
-    """Read parameters whose place is known now; None for addresses in registers."""
+    """Read parameters whose place is known now; None for others, whose addresses are checked later."""
     base = address.base
     if not isinstance(base, Symbol):
         if decoder.is_kernel:
@@ -93,7 +97,7 @@ def _load_parameter(
     offset = decoder.kernel_parameter(base, instruction) + address.offset
     limit = max((p.offset + p.size for p in decoder.function.parameters), default=0)
     if not 0 <= offset <= limit - size * len(places):
-        raise invalid(f"{instruction} reads past the kernel's parameters", instruction.line)
+        return None  # to be found when it is executed: ptxas does not mind
     found = []
     for number, (slot, write) in enumerate(places):
         source = decoder.slots.launch_parameter(type, offset + number * size)

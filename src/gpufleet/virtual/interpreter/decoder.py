@@ -10,10 +10,11 @@ import numpy as np
 
 from gpufleet.virtual.interpreter.code import Block, Code, End, Operation
 from gpufleet.virtual.interpreter.control import Condition, condition
-from gpufleet.virtual.interpreter.moves import frame_address
+from gpufleet.virtual.interpreter.moves import frame_address, read_special
 from gpufleet.virtual.interpreter.segments import segments
 from gpufleet.virtual.interpreter.slots import Slots, Source
-from gpufleet.virtual.interpreter.values import reader
+from gpufleet.virtual.interpreter.specials import special
+from gpufleet.virtual.interpreter.values import DTYPES, reader
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.flow import reads_and_writes
 from gpufleet.virtual.ptx.layout import local_layout
@@ -67,6 +68,7 @@ class Decoder:
         self.locals, code.frame_bytes = local_layout(function)
         self.segments, self._first = segments(self.body)
         code.blocks = [Block(segment.index) for segment in self.segments]
+        self._before: list[Operation] = []
         self._frame_slots: dict[int, int] = {}
         self._read_registers: set[int] | None = None
         if not self.is_kernel:
@@ -82,10 +84,17 @@ class Decoder:
         return next(r.index for r in self.body.registers if r.name == parameter.name)
 
     def source(self, operand: Operand, type: str, instruction: Instruction) -> Source:
-        """Return how to read an operand."""
-        if isinstance(operand, (Special, Vector)):
-            raise unsupported(f"a {operand.__class__.__name__.lower()} in {instruction}", instruction.line)
+        """Return how to read an operand; a special register is read before, by `take_before`."""
+        if isinstance(operand, Special):
+            slot = self.slots.add(np.zeros(1, DTYPES[type]))
+            self._before.append(read_special((slot, None), special(operand.name, instruction.line), type))
+            return slot, None
         return self.slots.source(operand, type, instruction.line)
+
+    def take_before(self) -> list[Operation]:
+        """Return what must be carried out before the instruction whose sources were asked for."""
+        before, self._before = self._before, []
+        return before
 
     def destinations(self, operand: Operand, shape: OperandShape, instruction: Instruction) -> list[Source]:
         """Return where the results go: one, or two for a pair."""

@@ -51,15 +51,14 @@ def unpack(destinations: Sequence[Source], source: Source, part_type: str) -> Op
     return run
 
 
-def read_special(destination: Source, special: Special, given: str, wanted: str) -> Operation:
+def read_special(destination: Source, special: Special, type: str) -> Operation:
     """Move a special register, cut to the size of the type as ptxas does."""
     slot, write = destination
-    dtype = DTYPES[wanted]
-    fits = DTYPES[given] == dtype
+    dtype = DTYPES[type]
 
     def run(group: Group) -> None:
         value = special(group)
-        if not fits:
+        if value.dtype != dtype:
             value = value.astype(dtype)
         group.registers[slot] = value if write is None else write(value)
 

@@ -8,8 +8,8 @@ from gpufleet.virtual.ptx.cursor import Cursor, is_name
 from gpufleet.virtual.ptx.errors import invalid
 from gpufleet.virtual.ptx.literals import expression, literal_bits
 from gpufleet.virtual.ptx.operations import OperandShape, Operation
-from gpufleet.virtual.ptx.scalars import SIZES, fits
-from gpufleet.virtual.ptx.specials import SPECIAL_REGISTERS
+from gpufleet.virtual.ptx.scalars import SIZES, fits, is_float
+from gpufleet.virtual.ptx.specials import SPECIAL_REGISTERS, VECTORS, can_be_read_as
 from gpufleet.virtual.ptx.syntax import (
     Address,
     CallTarget,
@@ -89,9 +89,16 @@ class OperandReader:
             return Label(self._cursor.name("a label"), -1)
         if shape.kind == "call":
             return self._call()
-        if shape.destination:
-            return self._destination(shape, operation)
-        return self._source(shape, operation)
+        operand = (self._destination if shape.destination else self._source)(shape, operation)
+        if (
+            shape.vector
+            and operation.lanes > 1
+            and operation.name != "mov"
+            and not isinstance(operand, Vector)
+        ):
+            self._cursor.position -= 1
+            raise self._cursor.error(f"{operation.text} takes a vector")
+        return operand
 
     # ----------------------------------------------------------------------------- destinations
 
@@ -149,9 +156,19 @@ class OperandReader:
         elif isinstance(found, Symbol):
             return Symbol(found.name, found.space, self._symbol_offset())
         elif token in SPECIAL_REGISTERS:
-            return Special(token, SPECIAL_REGISTERS[token])
+            return self._special(token, shape, operation)
+        elif token in VECTORS and shape.vector and operation.lanes == 4:
+            return Vector(tuple(Special(part, SPECIAL_REGISTERS[part]) for part in VECTORS[token]))
         cursor.position -= 1
         raise cursor.error("unknown name" if found is None else "a vector cannot stand here")
+
+    def _special(self, name: str, shape: OperandShape, operation: Operation) -> Special:
+        line = self._cursor.tokens.lines[self._cursor.position - 1]
+        if operation.name not in ("mov", "cvt") or any(map(is_float, operation.types)):
+            raise invalid(f"the special register {name} cannot be an operand of {operation.text}", line)
+        if not can_be_read_as(name, SIZES[shape.type]):
+            raise invalid(f"the special register {name} does not fit {operation.text}", line)
+        return Special(name, SPECIAL_REGISTERS[name])
 
     def _vector(self, shape: OperandShape, operation: Operation) -> Vector:
         """Read `{a, b}`: elements of the type, or, packed by `mov`, parts of it."""
