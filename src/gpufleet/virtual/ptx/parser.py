@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from hashlib import sha256
 
 from gpufleet.virtual.ptx import declarations
 from gpufleet.virtual.ptx.bodies import ModuleNames, read_body
@@ -39,9 +40,11 @@ def parse(text: str) -> Module:
     """
     cursor = Cursor(tokenize(text))
     try:
-        return _ModuleReader(cursor).read()
+        module = _ModuleReader(cursor).read()
     except RecursionError:
         raise invalid("the text is nested too deeply", cursor.line) from None
+    module.digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return module
 
 
 class _ModuleReader:

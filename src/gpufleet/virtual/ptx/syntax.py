@@ -323,6 +323,8 @@ class Module:
     address_size: int = 64
     aliases: Mapping[str, str] = field(default_factory=dict)
     """From `.alias`: name to the function it stands for."""
+    digest: bytes = b""
+    """SHA-256 of the text: what caches of compiled code know a module by."""
 
     @cached_property
     def code_addresses(self) -> dict[str, int]:
