@@ -20,8 +20,12 @@ from gpufleet.virtual.ptx.errors import invalid
 from gpufleet.virtual.ptx.layout import reachable, shared_layout
 from gpufleet.virtual.ptx.syntax import Function, Kernel, Module
 
-BATCH_LANES = 32 << 10
-"""Lanes executed together: enough to make Python's share small, few enough to stay in the CPU's cache."""
+BATCH_LANES = 64 << 10
+"""Lanes executed together: enough to make Python's share small, few enough to stay near the CPU's caches.
+
+Measured with 512 KiB of second-level cache: mandelbrot 570 ms with 32 Ki, 380 with 64 Ki, 320 with 128 Ki
+lanes; saxpy 19, 20, 28 ms; tiled matmul 160, 143, 166 ms.
+"""
 _SHARED_AT_ONCE = 64 << 20
 _LOCAL_AT_ONCE = 256 << 20
 """Bytes of shared and of local memory that the blocks of one batch may have together."""

@@ -199,7 +199,7 @@ def _dressed(operation: Operation, compute: Callable[..., Array]) -> Compute:
     """Add NaN, `.ftz` and `.sat` to a computation on float32."""
     ftz, sat = "ftz" in operation, "sat" in operation
     if not ftz and not sat:
-        return lambda *sources: canonical(compute(*sources))
+        return _with_canonical_nan(compute)
 
     def run(*sources: Array) -> Array:
         if ftz:
@@ -209,6 +209,13 @@ def _dressed(operation: Operation, compute: Callable[..., Array]) -> Compute:
         return saturate(result) if sat else result
 
     return run
+
+
+def _with_canonical_nan(compute: Callable[..., Array]) -> Compute:
+    """Calls with two arguments are written out: a launch of few threads spends its time on calls."""
+    if isinstance(compute, np.ufunc) and compute.nin == 2:
+        return lambda a, b: canonical(compute(a, b))
+    return lambda *sources: canonical(compute(*sources))
 
 
 def _flushed(operation: Operation, compute: Callable[[Array], Array]) -> Compute:
