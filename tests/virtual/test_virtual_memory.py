@@ -198,7 +198,7 @@ def test_a_small_copy_from_pageable_memory_takes_its_bytes_at_once(
 def test_a_large_copy_of_pageable_memory_blocks_the_caller(
     d: Any, context: Any, kernel: Any, launch: Run, direction: str
 ) -> None:
-    size = (64 << 10) + 1
+    size = 4 << 20
     latch, stream = Latch(), value(d.cuStreamCreate(1))
     pointer, host = int(value(d.cuMemAlloc(size))), np.zeros(size, np.uint8)
     launch(kernel(latch), stream=stream)

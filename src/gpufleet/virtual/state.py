@@ -15,6 +15,7 @@ from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.deferred import DeferredCalls
 from gpufleet.virtual.devices import Device, uuid_text
 from gpufleet.virtual.engine import Engine, KernelFault
+from gpufleet.virtual.engines import engine_from_environment
 from gpufleet.virtual.graph_objects import Graphs
 from gpufleet.virtual.libraries import Library, LibraryKernel
 from gpufleet.virtual.memory import Memory, physical_memory
@@ -156,9 +157,7 @@ class State:
         if self.configuration.engine is not None:
             return self.configuration.engine
         if self._engine is None:
-            from gpufleet.virtual.interpreter import InterpreterEngine
-
-            self._engine = InterpreterEngine()
+            self._engine = engine_from_environment()
         return self._engine
 
     # ---- looking up

@@ -30,7 +30,8 @@ def body_of(text: str, outside: str = "") -> list[Instruction]:
 
 
 def module_of(text: str, outside: str = "") -> Module:
-    registers = ".reg .pred %p<5>; .reg .b16 %rs<4>; .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %rd<9>; .reg .f64 %fd<4>;"
+    registers = ".reg .pred %p<5>; .reg .b16 %rs<4>; .reg .b32 %r<9>; .reg .f32 %f<9>;"
+    registers += " .reg .b64 %rd<9>; .reg .f64 %fd<4>;"
     parameters = ".param .u64 p0, .param .align 8 .b8 st[24]"
     return parse(f"{HEADER}{outside}\n.visible .entry k({parameters})\n{{ {registers}\n{text}\n}}")
 
