@@ -16,37 +16,38 @@ def is_name(token: str) -> bool:
 class Cursor:
     """Reads tokens in order; every refusal is a `PtxError` with the line."""
 
-    __slots__ = ("position", "texts", "tokens")
+    __slots__ = ("_end", "position", "texts", "tokens")
 
     def __init__(self, tokens: Tokens, position: int = 0) -> None:
         self.tokens = tokens
         self.texts = tokens.texts
         self.position = position
+        self._end = len(tokens.texts) - 2
 
     @property
     def line(self) -> int:
         """Line of the next token."""
-        return self.tokens.lines[min(self.position, len(self.texts) - 1)]
+        return self.tokens.lines[self.position]
 
     @property
     def at_end(self) -> bool:
         """Whether every token has been read."""
-        return self.position >= len(self.texts) - 1
+        return self.position >= self._end
 
     def peek(self, ahead: int = 0) -> str:
-        """Return the next token (or one further ahead) without reading it; "" at the end."""
-        index = self.position + ahead
-        return self.texts[index] if index < len(self.texts) else ""
+        """Return the next token, or one further ahead, but not beyond a "", which stands at the end."""
+        return self.texts[self.position + ahead]
 
     def next(self) -> str:
         """Read one token; "" at the end."""
-        text = self.peek()
-        self.position += 1
+        text = self.texts[self.position]
+        if text:
+            self.position += 1
         return text
 
     def accept(self, text: str) -> bool:
         """Read the next token if it is `text`."""
-        if self.peek() == text:
+        if self.texts[self.position] == text:
             self.position += 1
             return True
         return False

@@ -61,6 +61,7 @@ def reachable(module: Module, kernel: Function) -> list[Function]:
     found: dict[str, Function] = {kernel.name: kernel}
     waiting = [kernel]
     seen_variables: set[str] = set()
+    callable_names = module.functions.keys() | module.aliases.keys()
     while waiting:
         names = set(waiting.pop().names_used)
         tables = [v for name, v in module.variables.items() if name in names]
@@ -72,7 +73,7 @@ def reachable(module: Module, kernel: Function) -> list[Function]:
                     names.add(symbol)
                     if symbol in module.variables:
                         tables.append(module.variables[symbol])
-        for name in sorted(names):
+        for name in sorted(names & callable_names):
             function = module.function(name)
             if function is not None and function.name not in found and not isinstance(function, Kernel):
                 found[function.name] = function

@@ -56,10 +56,26 @@ class OperandReader:
                 continue
             if operands:
                 cursor.expect(",")
-            operands.append(self._operand(shape, operation))
+            operands.append(self._plain_register(shape, operation) or self._operand(shape, operation))
         if not cursor.accept(";"):
             raise cursor.error(f"expected ';' after the operands of {operation.text}")
         return tuple(operands)
+
+    def _plain_register(self, shape: OperandShape, operation: Operation) -> Register | None:
+        """Read the most common operand, a register that ends here, without looking for anything else."""
+        cursor = self._cursor
+        if (
+            shape.kind != "value"
+            or cursor.texts[cursor.position + 1] not in (",", ";")
+            or operation.lanes > 1
+        ):
+            return None
+        found = self._resolve(cursor.texts[cursor.position])
+        if not isinstance(found, Register):
+            return None
+        cursor.position += 1
+        self._check(found, shape.type, operation)
+        return found
 
     def _is_missing(self, shapes: tuple[OperandShape, ...], shape: OperandShape) -> bool:
         """An optional operand is there if more commas follow than the operands after it need."""

@@ -45,9 +45,14 @@ def scan_body(cursor: Cursor, parameters: Iterable[str]) -> BodyScan:
     start = cursor.position
     cursor.expect("{")
     depth = 1
+    texts = cursor.texts
+    known: set[str] = set()
     while depth:
-        token = cursor.peek()
-        if token == "{":
+        token = texts[cursor.position]
+        if token in known and texts[cursor.position + 1][:1] not in (".", ":"):
+            # Most of a body: an opcode that was looked up before.
+            cursor.skip_past(";")
+        elif token == "{":
             depth += 1
             cursor.position += 1
         elif token == "}":
@@ -69,6 +74,7 @@ def scan_body(cursor: Cursor, parameters: Iterable[str]) -> BodyScan:
                 operation(text)
             except PtxError as error:
                 raise invalid(error.message, line) from None
+            known.add(text)
             cursor.skip_past(";")
     scan.names = frozenset(cursor.texts[start : cursor.position])
     return scan

@@ -33,7 +33,7 @@ _PUNCTUATION = frozenset("{}()[]<>;:,@!|+-*/%?=&^~_") | {"<<", ">>", "<=", ">=",
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a text and the 1-based line of each, closed by a "" that no rule accepts."""
+    """The tokens of a text and the 1-based line of each, closed by two "" that no rule accepts."""
 
     texts: list[str]
     lines: list[int]
@@ -54,9 +54,8 @@ def tokenize(text: str) -> Tokens:
         texts += found
         lines += [number] * len(found)
     _refuse_foreign_characters(texts, lines)
-    texts.append("")
-    lines.append(lines[-1] if lines else 1)
-    return Tokens(texts, lines)
+    last = lines[-1] if lines else 1
+    return Tokens([*texts, "", ""], [*lines, last, last])
 
 
 def integer(token: str) -> int | None:
