@@ -13,7 +13,7 @@ del test_small_launches  # noqa: F821
 del test_launches_large_enough_to_leave_idle_lanes_behind  # noqa: F821
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs, st.integers(0, 1000))  # noqa: F405
 def test_any_program(statements: Any, seed: int) -> None:
     check(statements, 96, 48, seed)  # noqa: F405
