@@ -54,13 +54,19 @@ def _common_limits(target: np.dtype[Any], source: np.dtype[Any]) -> tuple[Any, A
 
 
 def _float_to_integer(operation: Operation) -> Compute:
-    """Values beyond the target's range become its limits, NaN becomes 0 (PTX ISA 9.7.9.21)."""
+    """Values beyond the target's range become its limits (PTX ISA 9.7.9.21).
+
+    NaN becomes 0, or the highest bit alone where the source is f64 or the target has 64 bits (H200).
+    """
     target = DTYPES[operation.types[0]]
     limits = np.iinfo(target)
     if "integral" not in operation:
         raise unsupported(f"{operation.text} without a rounding to integers")
     to_integral = _INTEGRAL[operation.get("integral")]
     ftz = "ftz" in operation
+    has_64_bits = operation.types[1] == "f64" or target.itemsize == 8
+    top_bit = limits.min or 1 << (limits.bits - 1)
+    from_nan = target.type(top_bit if has_64_bits else 0)
     # The limits as doubles: the upper one of 64 bits rounds up to a power of two, past the range.
     low, high = float(limits.min), float(limits.max)
 
@@ -71,6 +77,7 @@ def _float_to_integer(operation: Operation) -> Compute:
         if inside.all():
             return result
         result = np.where(whole < low, target.type(limits.min), result)
+        result = np.where(np.isnan(whole), from_nan, result)
         return np.where((whole >= high) & ~inside, target.type(limits.max), result)
 
     return convert
