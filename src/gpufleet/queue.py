@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpufleet import heap
 from gpufleet.current import context_of, current_context
 from gpufleet.driver import Driver, get_driver
 from gpufleet.errors import WrongContext
@@ -14,40 +15,15 @@ if TYPE_CHECKING:
     from gpufleet.graph import Graph
 
 
-class Queue(Protocol):
-    """What a launch needs of a stream: a `Stream`, or a `ForeignStream`."""
+class Queue(heap.Queue, Protocol):
+    """What a launch needs of a stream: a `Stream`, or a `ForeignStream`.
 
-    @property
-    def context(self) -> Context:
-        """The context that its work runs in."""
-
-    @property
-    def handle(self) -> Any:
-        """The `CUstream`, or its address."""
+    The `key` is its address, but for default streams, which all contexts have.
+    """
 
     @property
     def address(self) -> int:
         """The address of the stream."""
-
-    @property
-    def key(self) -> Any:
-        """What tells it from other streams: its address, but for default streams, which all contexts have."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it can have no work any more."""
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it is another library's, which may destroy it at any time."""
-
-    @property
-    def tail(self) -> Any:
-        """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
-
-    @property
-    def graph(self) -> Graph | None:
-        """What its work is captured into now."""
 
     def has_work(self) -> None:
         """Note, of a foreign one, that work was put into it."""
