@@ -32,8 +32,15 @@ def revive_primary(device: Device) -> None:
 
 
 def end_context(state: State, context: Context) -> None:
-    """Wait for a context's work, then end it with everything that belongs to it."""
+    """Wait for a context's work, then end it with everything that belongs to it.
+
+    Copies in streams of other contexts may be using its memory, so that their work is waited for too.
+    """
     _wait(state, context)
+    with state.lock:
+        others = [other for other in state.contexts.values() if other is not context]
+    for other in others:
+        _wait(state, other)
     with state.lock:
         if context.is_destroyed:
             return
