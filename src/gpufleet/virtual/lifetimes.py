@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.calls import Refusal
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from gpufleet.virtual.modules import Module
     from gpufleet.virtual.spans import Allocation
     from gpufleet.virtual.state import State
+
+
+MOMENT = 1.0
+"""Seconds; copies end within, and nothing but a copy of another context can be using the memory."""
 
 
 def create_context(state: State, device: Device, flags: int) -> Context:
@@ -34,13 +39,11 @@ def revive_primary(device: Device) -> None:
 def end_context(state: State, context: Context) -> None:
     """Wait for a context's work, then end it with everything that belongs to it.
 
-    Copies in streams of other contexts may be using its memory, so that their work is waited for too.
+    Copies in streams of other contexts may be using its memory, so that their work gets a moment, too: no
+    longer, since a kernel of another context may never end.
     """
     _wait(state, context)
-    with state.lock:
-        others = [other for other in state.contexts.values() if other is not context]
-    for other in others:
-        _wait(state, other)
+    _give_others_a_moment(state, context)
     with state.lock:
         if context.is_destroyed:
             return
@@ -110,6 +113,15 @@ def _wait(state: State, context: Context) -> None:
         pending = context.pending()
     for operation in pending:
         state.scheduler.wait(operation)
+
+
+def _give_others_a_moment(state: State, context: Context) -> None:
+    with state.lock:
+        others = [other for other in state.contexts.values() if other is not context]
+        pending = [operation for other in others for operation in other.pending()]
+    deadline = time.monotonic() + MOMENT
+    while time.monotonic() < deadline and not all(operation.done for operation in pending):
+        time.sleep(0.0005)
 
 
 def _charge_context(device: Device) -> None:

@@ -49,7 +49,7 @@ def cuMemFreeHost(state: State, p: Any) -> None:
         allocation = state.memory.at(address)
     if allocation is None or allocation.kind != "pinned":
         raise Refusal("INVALID_VALUE", f"no pinned memory starts at {address:#x}")
-    wait_for_users(state)
+    wait_for_users(state, allocation)
     if not free(state, allocation):
         raise Refusal("INVALID_VALUE", f"another thread freed {allocation}")
 
@@ -100,7 +100,7 @@ def cuMemHostUnregister(state: State, p: Any) -> None:
         code = "INVALID_VALUE" if is_known else "HOST_MEMORY_NOT_REGISTERED"
         raise Refusal(code, f"no registered memory starts at {address:#x}")
     # The memory is the caller's, who may unmap it next: no kernel may still hold its address.
-    wait_for_users(state)
+    wait_for_users(state, allocation)
     with state.lock:
         if state.memory.registered.at(address) is allocation:
             state.memory.registered.remove(allocation)

@@ -56,7 +56,7 @@ def cuMemFree(state: State, dptr: Any) -> None:
         return
     allocation = _freeable(state, address)
     if allocation.pool is None:  # for memory of a pool, driver 580 does not wait
-        wait_for_users(state)
+        wait_for_users(state, allocation)
     if not free(state, allocation):
         raise Refusal("INVALID_VALUE", f"another thread freed {allocation}")
 
@@ -92,13 +92,19 @@ def allocate(state: State, context: Context, arena: Arena, size: int, kind: str)
     return allocation
 
 
-def wait_for_users(state: State) -> None:
-    """Wait for all work of all devices: copies reach memory of a device that is no peer, too.
+def wait_for_users(state: State, allocation: Allocation) -> None:
+    """Wait for all work of the devices that reach an allocation.
 
     cuMemFree is implicitly synchronising: work that was issued before it still finds the memory.
     """
     for device in state.devices:
-        state.wait_for_device(device)
+        if allocation.is_host or device.ordinal == allocation.ordinal or _is_peer(state, device.ordinal):
+            state.wait_for_device(device)
+
+
+def _is_peer(state: State, ordinal: int) -> bool:
+    with state.lock:
+        return any(context.peers for context in state.contexts.values() if context.device.ordinal == ordinal)
 
 
 def _freeable(state: State, address: int) -> Allocation:
