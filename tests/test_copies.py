@@ -13,6 +13,7 @@ import pytest
 
 import gpufleet as gf
 import gpufleet.copies as copies
+import gpufleet.peers as peers
 from gpufleet.device import Device
 from gpufleet.driver import Driver
 from latches import Latch
@@ -262,15 +263,15 @@ def test_copy_goes_through_the_host_where_copies_between_devices_do_not_arrive(
 ) -> None:
     here, there = both
     driver = here.driver
-    others = {key: value for key, value in driver.belongings.items() if key != "copies arrive"}
+    others = {key: value for key, value in driver.belongings.items() if key != "peers"}
     monkeypatch.setattr(driver, "belongings", others)
-    monkeypatch.setattr(copies, "_copy_to_peer", lambda *given: None)  # claims success, and writes nothing
+    monkeypatch.setattr(peers, "copy_to_peer", lambda *given: None)  # claims success, and writes nothing
     monkeypatch.setattr(copies, "STAGED_MOST", 100_000)
     data = np.random.default_rng(4).integers(0, 255, 300_001, "u1")
     with here.alloc(data.nbytes) as source, there.alloc(data.nbytes) as target, there.stream() as stream:
         source.copy_from(data)
         target.copy_from(source)
-        assert driver.belongings["copies arrive"] == {(0, 1): False}
+        assert driver.belongings["peers"] == {("copies", 0, 1): False}
         assert (target.to_numpy() == data).all()
         target.fill(0)
         transfer = target.copy_from(source, stream=stream)
@@ -292,8 +293,8 @@ def test_pair_is_tried_once(both: list[gf.Context], monkeypatch: pytest.MonkeyPa
     here, there = both
     monkeypatch.setattr(here.driver, "belongings", {})
     tried: list[Any] = []
-    original = copies._try_copy
-    monkeypatch.setattr(copies, "_try_copy", lambda *pair: tried.append(pair) or original(*pair))
+    original = peers._try_copy
+    monkeypatch.setattr(peers, "_try_copy", lambda *pair: tried.append(pair) or original(*pair))
     with here.alloc(64) as source, there.alloc(64) as target:
         source.fill(1)
         for _ in range(3):

@@ -177,7 +177,7 @@ def test_buffer_of_another_device_is_refused_naming_both(
             with pytest.raises(gf.WrongContext) as caught:
                 kernel.launch(1, 32, value, 32, stream=here.main_stream)
             assert f"cannot be used by a kernel in {here!r}" in str(caught.value)
-            assert "use a buffer of device 0, copy it over, or enable peer access first" in str(caught.value)
+            assert "over with buffer.copy_from, or open it with context.enable_peer_" in str(caught.value)
         with pytest.raises(gf.WrongContext, match=r"is memory of device 1 that device 0 has no access to"):
             kernel.launch(1, 32, buffer, 32, stream=here.main_stream)
     here.close()

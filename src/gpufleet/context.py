@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpufleet import peers
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
 from gpufleet.graph import refuse_blocking
@@ -395,6 +396,23 @@ class Context:
             and move pages to and fro.
         """
         return ManagedBuffer.allocate(self, nbytes)
+
+    def enable_peer_access(self, other: Context) -> None:
+        """Let kernels of this context use the memory of `other`, a context of another device.
+
+        It opens all memory that `other` has or will have, in this direction only. Opening twice, also from
+        two threads, is no error, and nothing has to be opened between contexts of one device. The first
+        call for a pair of devices tries it with data, which waits for kernels that run in this context.
+
+        Copies need no such call: `DeviceBuffer.copy_from` opens by itself what makes it faster.
+
+        Raises
+        ------
+        WrongContext
+            If this device has no access to the memory of the other, or `other` is of another driver:
+            copy the data over instead.
+        """
+        peers.enable(self, other)
 
     def trim_memory(self, keep: int = 0) -> None:
         """Give memory that buffers have left back to the device, but for `keep` bytes.

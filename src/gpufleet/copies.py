@@ -11,7 +11,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpufleet.errors import CaptureError, CudaError, GpufleetError
+from gpufleet.errors import CaptureError, GpufleetError
+from gpufleet.peers import copies_arrive, copy_to_peer
 from gpufleet.pinned_memory import PinnedBlock, pool_of
 from gpufleet.registration import is_known, split
 from gpufleet.transfer import BlockingCopyWarning, Transfer
@@ -120,53 +121,11 @@ def copy_across(
     place, driver = target.address + offset, target.context.driver
     if source.context.device.ordinal == target.context.device.ordinal:
         driver.cuMemcpyDtoDAsync(place, source.address, source.nbytes, queue.handle)
-    elif copies_arrive(source, target):
-        _copy_to_peer(target, source, place, queue)
+    elif copies_arrive(source.context, target.context):
+        copy_to_peer(target, source, place, queue)
     else:
         return _through_the_host(target, source, offset, stream)
     return completed(queue, stream, None, target, source)
-
-
-# Between devices
-
-
-def copies_arrive(source: DeviceBuffer, target: DeviceBuffer) -> bool:
-    """Whether copies from one device to the other arrive, tried with data once for each pair.
-
-    Behind some bridges (IOMMU) the driver offers them and nothing is written.
-    """
-    driver = target.context.driver
-    known: dict[tuple[int, int], bool] = driver.belongings.setdefault("copies arrive", {})
-    pair = source.context.device.ordinal, target.context.device.ordinal
-    if pair not in known:
-        known[pair] = _try_copy(source, target)
-    return known[pair]
-
-
-def _try_copy(source: DeviceBuffer, target: DeviceBuffer) -> bool:
-    import numpy as np
-
-    pattern = np.arange(1, 1025, dtype="u4") * np.uint32(2654435761)
-    try:
-        with source.context.alloc(pattern.nbytes) as there, target.context.alloc(pattern.nbytes) as here:
-            there.copy_from(pattern)
-            here.fill(0)
-            queue = here.queue_for(None, there)
-            _copy_to_peer(here, there, here.address, queue)
-            queue.synchronize()
-            return bool((here.to_numpy("u4") == pattern).all())
-    except CudaError as error:
-        if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
-            raise
-        return False
-
-
-def _copy_to_peer(target: DeviceBuffer, source: DeviceBuffer, place: int, queue: Stream) -> None:
-    for mine, other in ((source, target), (target, source)):
-        mine.context.heap.open_to(other.context.device)
-    target.context.driver.cuMemcpyPeerAsync(
-        place, target.context.handle, source.address, source.context.handle, source.nbytes, queue.handle
-    )
 
 
 def _through_the_host(

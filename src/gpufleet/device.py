@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
+from gpufleet import peers
 from gpufleet.context import Context
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import CudaError, NoDriver
@@ -119,6 +121,24 @@ class Device:
             except CudaError:  # of an older or newer driver than the bindings
                 continue
         return found
+
+    def can_access(self, other: Device) -> bool:
+        """Return whether kernels of this device may use the memory of `other`.
+
+        The first call for an ordered pair tries it with data, since the driver's claim is not enough: behind
+        some bridges writes are lost. It does so in the primary contexts of both devices, which are made for
+        it where they are not there. `Context.enable_peer_access` opens the access.
+
+        Always true of the device itself, and false of one of another driver.
+        """
+        known = peers.known_access(self, other)
+        if known is not None:
+            return known
+        with (
+            contextlib.closing(self.retain_primary_context()) as user,
+            contextlib.closing(other.retain_primary_context()) as owner,
+        ):
+            return peers.kernels_reach(user, owner)
 
     def create_context(self) -> Context:
         """Create a context that floats: it is current nowhere, and any thread may enter it.

@@ -284,16 +284,19 @@ class Heap:
             driver.cuMemPoolTrimTo(self._left.pool, keep)
 
     def open_to(self, device: Any) -> None:
-        """Let another device use the pool's memory, where it can; copies between devices need it.
-
-        Peer access of contexts does not extend to pools (driver 580).
-        """
+        """Let another device use the pool's memory, if the driver offers that. `gpufleet.peers` calls it."""
         if device.ordinal in self._open_to:
             return
         driver, pool = self.context.driver, self.pool
         if int(driver.cuDeviceCanAccessPeer(device.handle, self.context.device.handle)):
-            driver.cuMemPoolSetAccess(pool, [_access(device.ordinal)], 1)
+            driver.cuMemPoolSetAccess(pool, [_access(device.ordinal, READ_WRITE)], 1)
         self._open_to.add(device.ordinal)
+
+    def close_to(self, device: Any) -> None:
+        """Undo `open_to`."""
+        if device.ordinal in self._open_to:
+            self._open_to.discard(device.ordinal)
+            self.context.driver.cuMemPoolSetAccess(self.pool, [_access(device.ordinal, NO_ACCESS)], 1)
 
     def pool_bytes(self) -> tuple[int, int]:
         """Return how many bytes of the pool are in use, and how many it has of the device."""
@@ -373,13 +376,17 @@ def _make_pool(context: Context) -> Any:
 KEEP_ALL = (1 << 64) - 1
 
 
-def _access(ordinal: int) -> Any:
+NO_ACCESS, READ_WRITE = 0, 3
+"""CU_MEM_ACCESS_FLAGS_PROT_NONE and _READWRITE."""
+
+
+def _access(ordinal: int, flags: int) -> Any:
     from cuda.bindings import driver as types
 
     access = types.CUmemAccessDesc()
     access.location.type = types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = ordinal
-    access.flags = types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    access.flags = types.CUmemAccess_flags(flags)
     return access
 
 

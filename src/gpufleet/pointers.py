@@ -175,6 +175,6 @@ def _not_reachable(what: str, owner: int | None, context: Context) -> WrongConte
     whose = "" if owner is None else f" of device {owner}"
     return WrongContext(
         f"{what} cannot be used by a kernel in {context!r}: it is memory{whose} that device "
-        f"{context.device.ordinal} has no access to; use a buffer of device {context.device.ordinal}, copy "
-        "it over, or enable peer access first"
+        f"{context.device.ordinal} has no access to; copy it over with buffer.copy_from, or "
+        "open it with context.enable_peer_access(the owner's context)"
     )
