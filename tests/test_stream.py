@@ -93,6 +93,27 @@ def test_main_stream_is_made_once(context: gf.Context) -> None:
     assert context.main_stream is context.main_stream
 
 
+def test_priorities_are_a_range_whose_smaller_number_is_the_more_urgent(
+    device: Device, context: gf.Context
+) -> None:
+    least, greatest = device.stream_priorities
+    assert context.stream_priorities == device.stream_priorities
+    assert greatest <= 0 <= least
+    for priority in range(greatest, least + 1):
+        with context.stream(priority=priority) as stream:
+            assert stream.priority == priority
+    with context.stream() as stream:
+        assert stream.priority == 0
+
+
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_priority_out_of_range_is_refused_naming_the_range(context: gf.Context, beyond: int) -> None:
+    least, greatest = context.stream_priorities
+    wrong = least + 1 if beyond > 0 else greatest - 1
+    with pytest.raises(ValueError, match=f"cannot have priority {wrong}: .* from {least} .* to {greatest} "):
+        context.stream(priority=wrong)
+
+
 def test_held_objects_live_until_the_work_is_done(context: gf.Context) -> None:
     stream, buffer = context.stream(), context.alloc(4096)
     array = np.arange(1024, dtype="i4")

@@ -26,7 +26,7 @@ from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
 from gpufleet.registration import unlock_all
-from gpufleet.stream import Event, Stream, settle
+from gpufleet.stream import Event, Stream, StreamPriorities, settle
 
 if TYPE_CHECKING:
     from gpufleet.allocators import Allocator
@@ -336,9 +336,28 @@ class Context:
                         stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
 
-    def stream(self) -> Stream:
-        """Create a non-blocking stream."""
-        return Stream.create(self)
+    def stream(self, *, priority: int = 0) -> Stream:
+        """Create a non-blocking stream.
+
+        Parameters
+        ----------
+        priority : int
+            From `stream_priorities`: blocks of its kernels start before waiting ones of streams with a
+            greater number; what runs is not interrupted. Virtual devices take it, without effect.
+
+        Raises
+        ------
+        ValueError
+            If there is no such priority (the driver would silently take the nearest one).
+        """
+        return Stream.create(self, priority=priority)
+
+    @property
+    def stream_priorities(self) -> StreamPriorities:
+        """(least, greatest), such as (0, -5): the smaller number is the more urgent."""
+        with self:
+            least, greatest = self.driver.cuCtxGetStreamPriorityRange()
+        return StreamPriorities(int(least), int(greatest))
 
     def event(self, *, timing: bool = True) -> Event:
         """Create an event; without `timing` it is cheaper and has no `elapsed`."""

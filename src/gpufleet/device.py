@@ -10,6 +10,7 @@ from gpufleet import peers
 from gpufleet.context import Context
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import CudaError, NoDriver
+from gpufleet.stream import StreamPriorities
 
 
 class Device:
@@ -93,6 +94,16 @@ class Device:
     def multiprocessor_count(self) -> int:
         """Number of multiprocessors; of a virtual device, of the CPU cores that it may use."""
         return self.attribute("multiprocessor_count")
+
+    @functools.cached_property
+    def stream_priorities(self) -> StreamPriorities:
+        """(least, greatest) of the priorities that `Context.stream` takes: the smaller is the more urgent.
+
+        The driver tells it in a context only, so that the primary one is retained for a moment, and made
+        where it is not there. `Context.stream_priorities` asks in a context of yours.
+        """
+        with contextlib.closing(self.retain_primary_context()) as context:
+            return context.stream_priorities
 
     def attribute(self, name: str) -> int:
         """Return one attribute by its name in `CUdevice_attribute`, in lower case without the prefix.

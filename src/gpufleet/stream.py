@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
 from gpufleet.graph import Graph, capture, check_meeting, refuse_to_wait
@@ -56,13 +56,23 @@ class Stream:
         self._finalizer = _finalize(self, "cuStreamDestroy", handle)
 
     @classmethod
-    def create(cls, context: Context, *, is_main: bool = False) -> Stream:
+    def create(cls, context: Context, *, is_main: bool = False, priority: int = 0) -> Stream:
         """Create a non-blocking stream in `context`; its main one, nobody but the context closes."""
         with context:
-            handle = context.driver.cuStreamCreate(NON_BLOCKING)
+            if priority:
+                _check_priority(context, priority)
+                handle = context.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
+            else:
+                handle = context.driver.cuStreamCreate(NON_BLOCKING)
         stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
+
+    @property
+    def priority(self) -> int:
+        """How urgent its work is: 0, or less, which is more urgent."""
+        self.check_open()
+        return int(self.context.driver.cuStreamGetPriority(self.handle))
 
     def record(self, event: Event | None = None) -> Event:
         """Record `event` (a new one without timing, if None) behind the work queued so far.
@@ -203,6 +213,13 @@ class Stream:
         return f"<Stream {self.address:#x} of {self.context!r}>"
 
 
+class StreamPriorities(NamedTuple):
+    """The range of the streams' priorities on a device; the smaller number is the more urgent."""
+
+    least: int
+    greatest: int
+
+
 class Event:
     """A point in a stream. Made by `Context.event` or `Stream.record`.
 
@@ -318,6 +335,16 @@ def settle(driver: Driver) -> None:
     if driver.unfinished:
         for transfer in tuple(driver.unfinished):
             transfer.advance()
+
+
+def _check_priority(context: Context, priority: int) -> None:
+    """Refuse a priority that the driver would replace by the nearest one, without a word."""
+    least, greatest = context.stream_priorities
+    if not greatest <= priority <= least:
+        raise ValueError(
+            f"a stream of {context.device!r} cannot have priority {priority}: expected a number from {least} "
+            f"(the least urgent) down to {greatest} (the most urgent)"
+        )
 
 
 def _answered(driver: Driver, query: str, handle: Any) -> bool:
