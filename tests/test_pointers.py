@@ -69,8 +69,11 @@ class Capsule:
     def __init__(self, address: int, byte_offset: int = 0, device_type: int = 2) -> None:
         self.device_type = device_type
         self.asked_for: Any = None
-        # DLTensor: data, device, ndim, dtype, shape, strides, byte_offset
-        self.tensor = (ctypes.c_uint64 * 6)(address, device_type, 1 | 0x012000 << 32, 0, 0, byte_offset)
+        self.shape = (ctypes.c_int64 * 1)(32)
+        shape = ctypes.addressof(self.shape)
+        # DLTensor (data, device, ndim, dtype, shape, strides, byte_offset), its manager, and no deleter
+        words = (address, device_type, 1 | 0x012000 << 32, shape, 0, byte_offset, 0, 0)
+        self.tensor = (ctypes.c_uint64 * len(words))(*words)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (self.device_type, 0)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PoolAllocator,
         StatisticsAllocator,
     )
+    from gpufleet.array import DeviceArray
     from gpufleet.context import Context
     from gpufleet.current import current_context
     from gpufleet.device import Device, devices
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
         UnsupportedPtx,
         WrongContext,
     )
+    from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
     from gpufleet.pinned_memory import PinnedBuffer, pinned, trim_pinned
     from gpufleet.program import Kernel, Program
+    from gpufleet.queue import as_stream
     from gpufleet.registration import Registration, registered
     from gpufleet.stream import Event, Stream
     from gpufleet.transfer import BlockingCopyWarning, Transfer
@@ -56,6 +59,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
+    "array": ("DeviceArray",),
     "context": ("Context",),
     "current": ("current_context",),
     "device": ("Device", "devices"),
@@ -77,11 +81,13 @@ _WHERE = {
         "UnsupportedPtx",
         "WrongContext",
     ),
+    "foreign": ("as_array",),
     "graph": ("Graph",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
     "pinned_memory": ("PinnedBuffer", "pinned", "trim_pinned"),
     "program": ("Kernel", "Program"),
+    "queue": ("as_stream",),
     "registration": ("Registration", "registered"),
     "stream": ("Event", "Stream"),
     "transfer": ("BlockingCopyWarning", "Transfer"),
@@ -99,6 +105,7 @@ __all__ = [
     "ContextWarning",
     "CudaError",
     "Device",
+    "DeviceArray",
     "DeviceBuffer",
     "Driver",
     "Event",
@@ -124,6 +131,8 @@ __all__ = [
     "Transfer",
     "UnsupportedPtx",
     "WrongContext",
+    "as_array",
+    "as_stream",
     "current_context",
     "devices",
     "get_driver",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpufleet import peers
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
+from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
 from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
@@ -358,6 +359,28 @@ class Context:
         with self:
             least, greatest = self.driver.cuCtxGetStreamPriorityRange()
         return StreamPriorities(int(least), int(greatest))
+
+    def as_stream(self, stream: Any) -> Stream:
+        """Wrap another library's stream of this context, an object with `__cuda_stream__`.
+
+        Raises
+        ------
+        TypeError
+            If it has no such method.
+        WrongContext
+            If it is of another context.
+        """
+        if isinstance(stream, Stream):
+            return stream
+        address = address_of(stream)
+        if address not in DEFAULT_STREAMS:
+            owner = int(self.driver.cuStreamGetCtx(address))
+            if owner != self.address:
+                raise WrongContext(
+                    f"the {type(stream).__name__} {address:#x} is of context {owner:#x}, not of {self!r}: "
+                    "wrap it with gpufleet.as_stream(stream)"
+                )
+        return ForeignStream(self, address, stream)
 
     def event(self, *, timing: bool = True) -> Event:
         """Create an event; without `timing` it is cheaper and has no `elapsed`."""

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CudaError
+from gpufleet.lent import Lent
+from gpufleet.sharing import AllWork
 from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
@@ -217,7 +219,7 @@ class Heap:
     def _free_at_once(self, block: Block) -> bool:
         """Free a block in a single stream that comes behind all its uses, if there is one."""
         users = list(block.uses.values()) or [block.origin or self]
-        if len(users) > 1:
+        if len(users) > 1 or isinstance(block.allocator, Lent):
             return False
         queue = users[0]
         if queue.is_closed:  # closing has waited for its work
@@ -340,14 +342,18 @@ def join(later: Any, queue: Queue, driver: Any) -> None:
 
     One event serves all: a stream that waits for an event waits for its last recording before the call.
     """
+    if isinstance(queue, AllWork):
+        queue.precede(later)
+        return
     if queue.is_foreign:
         if queue.tail is not None:
             driver.cuStreamWaitEvent(later, queue.tail, 0)
         return
     joint = queue.context.heap.joint
-    with _joining, queue.context:
-        driver.cuEventRecord(joint, queue.handle)
-        driver.cuStreamWaitEvent(later, joint, 0)
+    with _joining:
+        with queue.context:
+            driver.cuEventRecord(joint, queue.handle)
+        driver.cuStreamWaitEvent(later, joint, 0)  # outside: a default stream is the current context's
 
 
 _joining = threading.RLock()
@@ -391,9 +397,16 @@ def _access(ordinal: int, flags: int) -> Any:
 
 
 def forget(context: Context, block: Block) -> None:
-    """Free the block of a buffer that nobody closed."""
+    """Free the block of a buffer that nobody closed, with a warning."""
     if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
         return
     warnings.warn(f"{block.nbytes} bytes of {context!r} were never freed", ResourceWarning, stacklevel=2)
+    forget_quietly(context, block)
+
+
+def forget_quietly(context: Context, block: Block) -> None:
+    """Free the block of a buffer from a finalizer."""
+    if sys.is_finalizing() or context.is_gone or context.driver.is_forked:
+        return
     heap = context.heap
     context.life.free_later(lambda: heap.free_forgotten(block))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.configuration import Configuration, Limits, Size
 from gpufleet.errors import KernelArgumentError
 from gpufleet.frame import Frame, Layout, counted, parameter_table
-from gpufleet.queue import Queue, foreign_queue, main_queue
+from gpufleet.queue import Queue, as_stream, main_queue
 from gpufleet.stream import Stream
 
 if TYPE_CHECKING:
@@ -146,9 +146,7 @@ class Kernel:
     def _queue(self, stream: Any) -> Queue:
         if stream is None:
             return main_queue(self.program.driver, self.name)
-        if isinstance(stream, Stream):
-            return stream
-        return foreign_queue(stream, self.program.driver)
+        return as_stream(stream, self.program.driver)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} of {self.program!r}>"

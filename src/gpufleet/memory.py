@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.allocators import Allocator
+from gpufleet.array import DeviceArray, view
 from gpufleet.copies import completed, copy_across, copy_in, copy_out
 from gpufleet.errors import CaptureError, ContextClosed, WrongContext
 from gpufleet.graph import refuse_blocking
-from gpufleet.heap import Block, Queue, forget
+from gpufleet.heap import Block, Queue, forget, forget_quietly, join
+from gpufleet.lent import Lent
 from gpufleet.pinned_memory import PinnedBuffer
-from gpufleet.stream import Stream
+from gpufleet.protocols import ForeignMemory, foreign_memory, is_foreign
+from gpufleet.sharing import AllWork, Loan
+from gpufleet.stream import Stream, wait
 from gpufleet.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ class DeviceBuffer:
         self.uses = block.uses
         self.usable_in = context if block.origin is None else None
         self._block: Block | None = block
+        self._loan: weakref.ref[Loan] | None = None
+        self._is_shared = False
 
     @classmethod
     def allocate(
@@ -61,6 +68,7 @@ class DeviceBuffer:
         if nbytes < 1:
             raise ValueError(f"cannot allocate {nbytes} bytes: expected 1 or more")
         if stream is not None:
+            stream = context.as_stream(stream)
             stream.check_open()
             if stream.graph is not None:
                 raise CaptureError(f"no memory is allocated on {stream!r} while it is captured: do it before")
@@ -73,7 +81,7 @@ class DeviceBuffer:
     def copy_from(
         self, source: Any, *, offset: int = 0, pitch: int | None = None, stream: Stream | None = None
     ) -> Transfer | None:
-        """Copy a host array, or another device buffer, into this buffer.
+        """Copy a host array, another device buffer, or another library's GPU array, into this buffer.
 
         Without `stream` the copy is complete on return. With one it runs in the stream's order, and the
         returned `Transfer` tells when it is complete. The array may be dropped at once. It may be
@@ -82,9 +90,10 @@ class DeviceBuffer:
 
         Parameters
         ----------
-        source : array, PinnedBuffer or DeviceBuffer
-            What has the buffer protocol, and is C-contiguous or of two dimensions with each row in one
-            piece. A device buffer may be of any device and driver; it is copied whole.
+        source : array, PinnedBuffer, DeviceBuffer, DeviceArray, or another library's GPU array
+            A host array has the buffer protocol, and is C-contiguous or of two dimensions with each row in
+            one piece. A device buffer may be of any device and driver; it is copied whole. GPU arrays are
+            C-contiguous; the copy waits for what their own library is still writing into them.
         offset : int
             Byte of this buffer at which the first byte goes.
         pitch : int
@@ -103,14 +112,17 @@ class DeviceBuffer:
             If the stream made the caller wait: for more than 64 MiB of pageable memory.
         """
         if isinstance(source, DeviceBuffer):
-            return copy_across(self, source, offset, stream)
+            return copy_across(self, source, offset, self._stream(stream))
+        if is_foreign(source):
+            return self._copy_array(source, offset, self._stream(stream), is_source=True)
+        stream = self._stream(stream)
         _note_user(source, stream)
         return copy_in(self, _host_array(source, writable=False), offset, pitch, stream)
 
     def copy_to(
         self, target: Any, *, offset: int = 0, pitch: int | None = None, stream: Stream | None = None
     ) -> Transfer | None:
-        """Copy this buffer's bytes from `offset` on into a writable host array.
+        """Copy this buffer's bytes from `offset` on into a writable host array, or a GPU array.
 
         The target's size says how many bytes. Parameters are as in `copy_from`. With `stream`, a host
         array must not be used before the transfer is complete, as `Transfer` says.
@@ -125,6 +137,11 @@ class DeviceBuffer:
         BlockingCopyWarning
             If the stream made the caller wait: for more than 64 MiB of pageable memory.
         """
+        stream = self._stream(stream)
+        if isinstance(target, DeviceBuffer):
+            target = target.view()
+        if is_foreign(target):
+            return self._copy_array(target, offset, stream, is_source=False)
         _note_user(target, stream)
         return copy_out(self, _host_array(target, writable=True), offset, pitch, stream)
 
@@ -144,9 +161,26 @@ class DeviceBuffer:
 
     def fill(self, byte: int = 0, *, stream: Stream | None = None) -> Transfer | None:
         """Set every byte to `byte`: complete on return, or in the order of `stream`."""
+        stream = self._stream(stream)
         queue = self.queue_for(stream)
         self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
         return completed(queue, stream, None, self)
+
+    def _copy_array(
+        self, array: Any, offset: int, stream: Stream | None, *, is_source: bool
+    ) -> Transfer | None:
+        queue = self.queue_for(stream)
+        memory = _memory_of(array, queue)
+        if not memory.is_contiguous:
+            raise ValueError(f"the {type(array).__name__} is not C-contiguous: copy a contiguous one of it")
+        if not is_source and memory.is_read_only:
+            raise ValueError(f"the {type(array).__name__} is read-only: copy into a writable one")
+        self.check_range(offset, memory.nbytes)
+        here, there = self.address + offset, memory.address
+        target, source = (here, there) if is_source else (there, here)
+        if memory.nbytes:
+            self.context.driver.cuMemcpyDtoDAsync(target, source, memory.nbytes, queue.handle)
+        return completed(queue, stream, None if is_source else array, self)
 
     # Who uses it
 
@@ -197,6 +231,97 @@ class DeviceBuffer:
                 f"{nbytes} bytes from byte {offset} on do not fit: the buffer has {self.nbytes} bytes"
             )
 
+    def _stream(self, stream: Any) -> Stream | None:
+        """Return the stream to use for what was given, another library's too."""
+        return stream if stream is None or type(stream) is Stream else self.context.as_stream(stream)
+
+    # For other libraries
+
+    def view(
+        self, dtype: DTypeLike = "u1", shape: int | tuple[int, ...] = -1, offset: int = 0
+    ) -> DeviceArray:
+        """Return the elements of `dtype` from byte `offset` on, as an array that other libraries take.
+
+        Raises
+        ------
+        ValueError
+            If the buffer does not have so many, or they do not fill it where a length is -1.
+        """
+        self.check_open()
+        return view(self, dtype, shape, offset)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes of the buffer, as an array of one dimension; see `DeviceArray`."""
+        return self.view().__cuda_array_interface__
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return (kDLCUDA, ordinal)."""
+        return self.view().__dlpack_device__()
+
+    def __dlpack__(self, **how: Any) -> Any:
+        """Return a capsule with the bytes of the buffer; see `DeviceArray.__dlpack__`."""
+        return self.view().__dlpack__(**how)
+
+    def share(self) -> int | None:
+        """Note that another library gets the address; return the stream that it has to wait for, if any.
+
+        The memory is freed behind all work that the device has been given by then.
+        """
+        users = self._pending_users()
+        if len(users) == 1 and isinstance(users[0], Stream):
+            return users[0].address
+        if not users:
+            return None
+        main = self.context.main_stream
+        for queue in users:
+            join(main.handle, queue, self.context.driver)
+        return main.address
+
+    def share_in(self, stream: int) -> None:
+        """As `share`, and let another library's stream (1 or 2: a default one; -1: none) wait by itself."""
+        users, driver = self._pending_users(), self.context.driver
+        if stream == -1:
+            return
+        # A default stream is the current context's; where none is current there is none that could wait.
+        can_wait = stream not in (1, 2) or int(driver.cuCtxGetCurrent())
+        for queue in users:
+            if can_wait:
+                join(stream, queue, driver)
+            elif not queue.is_foreign:
+                wait(driver, "cuStreamQuery", "cuStreamSynchronize", queue.handle)
+
+    def _pending_users(self) -> list[Queue]:
+        self.check_open()
+        block, driver = self._block, self.context.driver
+        if block is not None and block.origin is not None:
+            wait(driver, "cuStreamQuery", "cuStreamSynchronize", block.origin.handle)
+            block.origin = None
+        users = [queue for queue in self.uses.values() if not queue.is_closed and queue.graph is None]
+        if not self._is_shared:
+            everything = AllWork(self.context)
+            self.uses[everything.key] = everything
+            self._is_shared, self.usable_in = True, self.context
+        return [queue for queue in users if not isinstance(queue, AllWork)]
+
+    def lend(self) -> Loan:
+        """Return what keeps the memory when the buffer is closed before another library is done."""
+        self.check_open()
+        loan = self._loan() if self._loan is not None else None
+        if loan is None:
+            loan = Loan()
+            self._loan = weakref.ref(loan)
+        return loan
+
+    def _is_lent(self, block: Block) -> bool:
+        """Leave the block to other libraries, if they have it still."""
+        loan = self._loan() if self._loan is not None else None
+        if loan is None:
+            return False
+        context = self.context
+        loan.outlive(lambda: forget_quietly(context, block))
+        return True
+
     # Closing
 
     @property
@@ -211,9 +336,12 @@ class DeviceBuffer:
             raise ContextClosed(f"{self!r} was closed; allocate another one")
 
     def close(self) -> None:
-        """Free the memory behind all work that uses it, without waiting. Closing twice is no error."""
+        """Free the memory behind all work that uses it, without waiting. Closing twice is no error.
+
+        Memory that another library has taken by DLPack is freed when that drops it.
+        """
         block = self._take_block()
-        if block is not None:
+        if block is not None and not self._is_lent(block):
             heap = self.context.heap
             self.context.if_alive(lambda: heap.free(block))
 
@@ -226,7 +354,12 @@ class DeviceBuffer:
     def __del__(self) -> None:
         # No weakref.finalize: it would keep the streams in `uses`, and with them their contexts, alive.
         block = self._take_block()
-        if block is not None:
+        if block is None or self._is_lent(block):
+            return
+        # The last reference to what is shared may be the other library's, which knows of no `close`.
+        if self._is_shared or isinstance(block.allocator, Lent):
+            forget_quietly(self.context, block)
+        else:
             forget(self.context, block)
 
     def __enter__(self) -> DeviceBuffer:
@@ -245,7 +378,7 @@ def _host_array(array: Any, *, writable: bool) -> NDArray[Any]:
     """View a host array as what it is, or say why it cannot be copied."""
     import numpy as np
 
-    if isinstance(array, (DeviceBuffer, Stream)) or hasattr(array, "__cuda_array_interface__"):
+    if isinstance(array, (DeviceBuffer, Stream)):
         raise TypeError(f"expected a host array, got {type(array).__name__}")
     if isinstance(array, PinnedBuffer):
         return array.array
@@ -258,6 +391,24 @@ def _host_array(array: Any, *, writable: bool) -> NDArray[Any]:
     if writable and not view.flags.writeable:
         raise ValueError("the array is read-only: copy into a writable one")
     return view
+
+
+def _memory_of(array: Any, queue: Queue) -> ForeignMemory:
+    """Return where a GPU array is; work of `queue` may use it then."""
+    if isinstance(array, DeviceArray):
+        if array.buffer.context.driver is not queue.context.driver:
+            raise WrongContext(
+                f"{array!r} is of another driver than {queue.context!r}: copy its whole buffer"
+            )
+        array.buffer.used_on(queue)
+        array.buffer.context.heap.open_to(queue.context.device)
+        strides = None if array.is_contiguous else array.strides
+        ordinal = array.buffer.context.device.ordinal
+        return ForeignMemory(array.address, array.shape, strides, array.dtype, array, ordinal, False)
+    memory = foreign_memory(array, queue)
+    if memory is None:
+        raise TypeError(f"expected an array, got {type(array).__name__}")
+    return memory
 
 
 def _note_user(memory: Any, stream: Stream | None) -> None:

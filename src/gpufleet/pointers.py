@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import CudaError, WrongContext
+from gpufleet.protocols import foreign_memory
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -58,11 +58,12 @@ def foreign_address(value: Any, queue: Queue) -> int | None:
     address = _handle_value(value)
     if address is not None:
         return address
-    address = _array_interface_address(value, queue)
-    if address is None:
-        address = _dlpack_address(value, queue)
-    if address is None:
+    memory = foreign_memory(value, queue)
+    if memory is None:
         return None
+    address = memory.address
+    if not address:
+        raise ValueError("its data pointer is null: pass None where a null pointer is meant")
     driver = queue.context.driver
     needs_check = driver.is_virtual or int(driver.cuDeviceGetCount()) > 1
     if needs_check and not _is_reachable(address, queue.context):
@@ -73,86 +74,6 @@ def foreign_address(value: Any, queue: Queue) -> int | None:
 def _handle_value(value: Any) -> int | None:
     """Read a handle of `cuda.bindings`, such as a CUdeviceptr or CUtexObject."""
     return int(value) if hasattr(value, "getPtr") and hasattr(value, "__int__") else None
-
-
-def _array_interface_address(value: Any, queue: Queue) -> int | None:
-    """Read `__cuda_array_interface__`, https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
-    try:
-        interface = value.__cuda_array_interface__
-    except AttributeError:
-        return None
-    except RuntimeError as error:  # PyTorch's, for a tensor that requires grad
-        raise TypeError(str(error)) from error
-    address = interface["data"][0]
-    if not address:
-        raise ValueError("its data pointer is null: pass None where a null pointer is meant")
-    if interface.get("mask") is not None:
-        raise ValueError("it has a mask, which a kernel would not see")
-    producer = interface.get("stream")
-    if producer is not None and producer != queue.address:
-        _wait_for(producer, queue)
-    return int(address)
-
-
-LEGACY_AND_PER_THREAD = (1, 2)
-"""CU_STREAM_LEGACY and CU_STREAM_PER_THREAD: special values, not handles."""
-
-
-def _wait_for(producer: int, queue: Queue) -> None:
-    """Let `queue` wait for what is queued on another library's stream so far."""
-    driver = queue.context.driver
-    if producer in LEGACY_AND_PER_THREAD:
-        current = driver.cuCtxGetCurrent()
-        owner = current if int(current) else queue.context.handle
-    else:
-        owner = driver.cuStreamGetCtx(producer)
-    driver.cuCtxPushCurrent(owner)
-    try:
-        event = driver.cuEventCreate(DISABLE_TIMING)
-        try:
-            driver.cuEventRecord(event, producer)
-            driver.cuStreamWaitEvent(queue.handle, event, 0)
-        finally:
-            driver.cuEventDestroy(event)
-    finally:
-        driver.cuCtxPopCurrent()
-
-
-DISABLE_TIMING = 2
-"""CU_EVENT_DISABLE_TIMING."""
-
-
-class _DLTensor(ctypes.Structure):
-    """The first fields of `DLManagedTensor`, https://dmlc.github.io/dlpack/latest/c_api.html."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("type", ctypes.c_uint32),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_DLPACK_ON_GPU = (2, 3, 13)
-"""kDLCUDA, kDLCUDAHost (pinned memory, which kernels reach) and kDLCUDAManaged."""
-
-
-def _dlpack_address(value: Any, queue: Queue) -> int | None:
-    if not hasattr(value, "__dlpack_device__") or value.__dlpack_device__()[0] not in _DLPACK_ON_GPU:
-        return None
-    # The producer orders its own work before this stream. 0 is not allowed, 1 is the default stream.
-    capsule = value.__dlpack__(stream=queue.address or 1)
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype = ctypes.c_void_p
-    get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    tensor = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
-    if not tensor.data:
-        raise ValueError("its data pointer is null: pass None where a null pointer is meant")
-    return int(tensor.data + tensor.byte_offset)
 
 
 def _is_reachable(address: int, context: Context) -> bool:

@@ -1,0 +1,87 @@
+"""Who else has this memory? What is handed to other libraries, of whose work gpufleet knows nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpufleet.stream import DISABLE_TIMING
+
+if TYPE_CHECKING:
+    from gpufleet.context import Context
+    from gpufleet.graph import Graph
+
+
+class AllWork:
+    """All that a context, and the primary one of its device, have been given to do when it is asked.
+
+    It stands among the streams that use a buffer (as a `gpufleet.heap.Queue`) for the streams of other
+    libraries: they work in the primary context, and gpufleet does not know which of their streams exist.
+
+    Attributes
+    ----------
+    context : Context
+    """
+
+    is_foreign = True
+    graph: Graph | None = None
+    handle: Any = None
+    tail: Any = None
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.key = ("all work", context.address)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its context was closed."""
+        return self.context.is_closed
+
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for all that is to be done now."""
+        context = self.context
+        _precede(later, context.driver, context.handle)
+        if context.kind == "created":
+            _precede_primary(later, context)
+
+
+def _precede(later: Any, driver: Any, handle: Any) -> None:
+    driver.cuCtxPushCurrent(handle)
+    try:
+        event = driver.cuEventCreate(DISABLE_TIMING)
+        try:
+            driver.cuCtxRecordEvent(handle, event)
+            driver.cuStreamWaitEvent(later, event, 0)
+        finally:
+            driver.cuEventDestroy(event)
+    finally:
+        driver.cuCtxPopCurrent()
+
+
+def _precede_primary(later: Any, context: Context) -> None:
+    driver, device = context.driver, context.device.handle
+    _flags, is_active = driver.cuDevicePrimaryCtxGetState(device)
+    if not is_active:
+        return
+    handle = driver.cuDevicePrimaryCtxRetain(device)
+    try:
+        _precede(later, driver, handle)
+    finally:
+        driver.cuDevicePrimaryCtxRelease(device)
+
+
+class Loan:
+    """What the capsules of DLPack hold of a buffer.
+
+    When the buffer is closed or forgotten before they are, its memory is freed with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._release: Any = None
+
+    def outlive(self, release: Any) -> None:
+        """Call `release`, which frees the memory, when the last capsule is gone."""
+        self._release = release
+
+    def __del__(self) -> None:
+        if self._release is not None:
+            self._release()

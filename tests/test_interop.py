@@ -1,0 +1,281 @@
+"""Arrays and streams of other libraries, taken and handed out. See also test_interop_libraries.py."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpufleet as gf
+from gpufleet.device import Device
+from gpufleet.driver import Driver
+from latches import Latch
+
+VALUES = np.arange(24, dtype="f4").reshape(4, 6)
+
+
+class ByDlpack:
+    """An array that another library shows by DLPack alone."""
+
+    def __init__(self, array: Any, versioned: bool = True) -> None:
+        self.array, self.versioned = array, versioned
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
+
+    def __dlpack__(self, **how: Any) -> Any:
+        if not self.versioned and "max_version" in how:
+            raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
+        return self.array.__dlpack__(**how)
+
+
+class ByInterface:
+    """An array that another library shows by `__cuda_array_interface__`."""
+
+    def __init__(self, array: Any, **other: Any) -> None:
+        self.array, self.other = array, other
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.array.__cuda_array_interface__, **self.other}
+
+
+class ForeignStream:
+    """A stream as other libraries have them."""
+
+    def __init__(self, stream: gf.Stream) -> None:
+        self.stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.stream.address)
+
+
+WAYS: list[Any] = [ByDlpack, lambda array: ByDlpack(array, versioned=False), ByInterface]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["dlpack 1", "dlpack 0", "interface"])
+def test_an_array_goes_out_and_comes_back_as_the_same_memory(context: gf.Context, way: Any) -> None:
+    with context.alloc(128) as buffer:
+        array = buffer.view("f4", (4, 6), offset=16)
+        array.copy_from(VALUES)
+
+        back = gf.as_array(way(array), context=context)
+
+        assert back.address == array.address == buffer.address + 16
+        assert (back.shape, back.dtype, back.strides) == ((4, 6), np.dtype("f4"), (24, 4))
+        assert back.buffer.context.device == context.device
+        assert (back.to_numpy() == VALUES).all()
+        back.buffer.close()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["dlpack 1", "dlpack 0", "interface"])
+def test_copies_take_arrays_of_other_libraries(context: gf.Context, way: Any) -> None:
+    with context.alloc(96) as there, context.alloc(128) as here, context.stream() as stream:
+        theirs = there.view("f4", (4, 6))
+        theirs.copy_from(VALUES)
+
+        here.copy_from(way(theirs), offset=32)
+        assert (here.view("f4", offset=32).to_numpy().reshape(4, 6) == VALUES).all()
+
+        here.fill(0, stream=stream)
+        transfer = here.copy_to(way(theirs), offset=0, stream=stream)
+        assert transfer is not None
+        transfer.synchronize()
+        assert not theirs.to_numpy().any()
+        assert here.copy_to(there) is None
+
+
+def test_strides_are_kept(context: gf.Context) -> None:
+    with context.alloc(96) as buffer:
+        array = buffer.view("f4", (4, 6))
+        turned = gf.DeviceArray(buffer, array.dtype, (6, 4), (4, 24))
+
+        for way in WAYS:
+            back = gf.as_array(way(turned), context=context)
+            assert (back.strides, back.is_contiguous, back.buffer.nbytes) == ((4, 24), False, 96)
+            back.buffer.close()
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            turned.to_numpy()
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            buffer.copy_from(turned)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "u8", "f2", "f8", "c8", "c16"])
+def test_types_are_kept(context: gf.Context, dtype: str) -> None:
+    with context.alloc(64) as buffer:
+        for way in WAYS:
+            back = gf.as_array(way(buffer.view(dtype)), context=context)
+            assert back.dtype == np.dtype(dtype)
+            back.buffer.close()
+
+
+def test_memory_that_another_library_took_outlives_its_buffer(context: gf.Context) -> None:
+    buffer = context.alloc(96)
+    buffer.copy_from(VALUES)
+    taken = gf.as_array(ByDlpack(buffer.view("f4")), context=context)
+    address = buffer.address
+    buffer.close()
+
+    with context.alloc(96) as other:
+        assert other.address != address, "the memory is in use"
+        assert (taken.to_numpy() == VALUES.ravel()).all()
+
+    assert address in context.heap.live
+    del taken
+    gc.collect()
+    context.synchronize()
+    gf.as_array(ByDlpack(kept := context.alloc(16)), context=context)  # lets go of what is done with
+    kept.close()
+    context.trim_memory()
+    assert address not in context.heap.live
+
+
+def test_a_dropped_array_that_was_shared_is_no_leak(context: gf.Context) -> None:
+    array = context.alloc(96).view("f4")
+    taken = ByInterface(array)
+    assert taken.__cuda_array_interface__["data"][0] == array.address
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del array, taken
+        gc.collect()
+    context.alloc(16).close()
+    assert not context.heap.live
+
+
+def test_shared_memory_is_freed_behind_work_of_other_streams(device: Device, context: gf.Context) -> None:
+    with context.stream() as theirs, context.alloc(96) as keeper, Latch(theirs):
+        keeper.fill(1, stream=theirs)  # a stream that the buffer below knows nothing of
+        buffer = context.alloc(4096)
+        address = buffer.address
+        buffer.share()
+        buffer.close()
+
+        with context.alloc(4096) as next_one:
+            assert next_one.address != address, "the memory of a shared buffer was reused under a kernel"
+
+
+def test_the_consumers_stream_waits_for_work_on_the_buffer(context: gf.Context) -> None:
+    with context.stream() as mine, context.stream() as theirs, context.alloc(96) as buffer:
+        with Latch(mine):
+            buffer.fill(7, stream=mine)
+            interface = buffer.__cuda_array_interface__
+            capsule = buffer.__dlpack__(stream=theirs.address)
+            assert interface["stream"] == mine.address
+            assert not theirs.query(), "the consumer's stream has to wait"
+        theirs.synchronize()
+        del capsule
+
+
+def test_a_producers_stream_is_waited_for(context: gf.Context) -> None:
+    with context.stream() as theirs, context.stream() as mine, context.alloc(96) as buffer:
+        with Latch(theirs):
+            buffer.fill(9, stream=theirs)
+            array = ByInterface(buffer.view(), stream=theirs.address)
+            taken = gf.as_array(array, stream=mine)
+            transfer = taken.to_numpy(stream=mine)
+            assert not mine.query(), "the copy must come after the producer's fill"
+        assert (transfer.result() == 9).all()
+        taken.buffer.close()
+
+
+def test_a_foreign_stream_is_taken_wherever_a_stream_is(context: gf.Context) -> None:
+    with context.stream() as theirs, context.alloc(96) as buffer:
+        foreign: Any = ForeignStream(theirs)
+        with Latch(theirs):
+            transfer = buffer.copy_from(VALUES, stream=foreign)
+            read = buffer.to_numpy("f4", (4, 6), stream=foreign)
+            assert transfer is not None
+            assert not transfer.query()
+        assert (read.result() == VALUES).all()
+        with context.alloc(64, stream=foreign) as second:
+            filled = second.fill(3, stream=foreign)
+            assert filled is not None
+            filled.synchronize()
+
+
+def test_foreign_stream_whose_owner_dies_first_is_kept_alive_and_never_destroyed(context: gf.Context) -> None:
+    with context.stream() as theirs:
+        owner = ForeignStream(theirs)
+        wrapped = gf.as_stream(owner, context.driver)
+        del owner
+        gc.collect()
+
+        wrapped.close()
+        assert wrapped.__cuda_stream__() == (0, theirs.address)
+        assert wrapped.record().query() in (True, False)
+        del wrapped
+        gc.collect()
+        theirs.synchronize()  # it is there still
+
+
+def test_a_stream_of_another_context_is_refused_by_name(device: Device, context: gf.Context) -> None:
+    other = device.create_context()
+    with other.stream() as theirs, context.alloc(96) as buffer:
+        foreign: Any = ForeignStream(theirs)
+        with pytest.raises(gf.WrongContext, match=r"is of context .* wrap it with gpufleet\.as_stream"):
+            buffer.fill(0, stream=foreign)
+        filled = buffer.fill(0, stream=gf.as_stream(foreign, context.driver))
+        assert filled is not None
+        filled.synchronize()
+    other.close()
+
+
+def test_hosts_arrays_and_others_are_refused(context: gf.Context) -> None:
+    with pytest.raises(TypeError, match="expected a GPU array of another library, got ndarray"):
+        gf.as_array(VALUES, context=context)
+    with pytest.raises(TypeError, match="got int"):
+        gf.as_array(3, context=context)
+
+
+def test_dlpack_refuses_what_it_does_not_allow(context: gf.Context) -> None:
+    with context.alloc(96) as buffer:
+        with pytest.raises(ValueError, match="stream=0 is not allowed"):
+            buffer.__dlpack__(stream=0)
+        with pytest.raises(BufferError, match=r"cannot be handed out as memory of DLPack device \(1, 0\)"):
+            buffer.__dlpack__(dl_device=(1, 0))
+    with pytest.raises(gf.ContextClosed):
+        buffer.__dlpack__()
+
+
+def test_a_copy_is_other_memory(context: gf.Context) -> None:
+    class Copying(ByDlpack):
+        def __dlpack__(self, **how: Any) -> Any:
+            return super().__dlpack__(copy=True, **how)
+
+    with context.alloc(96) as buffer:
+        buffer.copy_from(VALUES)
+        copied = gf.as_array(Copying(buffer.view("f4", (4, 6))), context=context)
+        assert copied.address != buffer.address
+        assert (copied.to_numpy() == VALUES).all()
+        copied.buffer.close()
+
+
+def test_shapes_that_do_not_fit_are_refused(context: gf.Context) -> None:
+    with context.alloc(10) as buffer:
+        assert buffer.view("u1", (2, -1)).shape == (2, 5)
+        with pytest.raises(ValueError, match="no whole number"):
+            buffer.view("f4")
+        with pytest.raises(ValueError, match="do not fit"):
+            buffer.view("f4", 3)
+        with pytest.raises(ValueError, match="Python objects"):
+            buffer.view(object)
+        with pytest.raises(ValueError, match="the shape"):
+            buffer.view("u1", (-2,))
+
+
+def test_a_capsule_that_outlives_the_interpreter_is_harmless(virtual: Driver) -> None:
+    code = """
+import gpufleet as gf, sys
+context = gf.devices("virtual")[0].create_context()
+buffer = context.alloc(64)
+sys.kept = [buffer.__dlpack__(stream=-1), gf.as_array(buffer.view())]   # dies with the interpreter
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
