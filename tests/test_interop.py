@@ -91,6 +91,25 @@ def test_copies_take_arrays_of_other_libraries(context: gf.Context, way: Any) ->
         assert here.copy_to(there) is None
 
 
+def test_a_view_is_an_argument_of_a_kernel(context: gf.Context) -> None:
+    source = 'extern "C" __global__ void fill(float *to) { to[threadIdx.x] = threadIdx.x; }'
+    kernel = gf.Program.from_source(source, driver=context.driver).kernel("fill")
+    with context.alloc(256) as buffer, context.stream() as stream:
+        array = buffer.view("f4", 32, offset=128)
+        kernel.launch(1, 32, array, stream=stream)
+        stream.synchronize()
+        assert array.to_numpy().tolist() == list(range(32))
+        assert list(buffer.uses) == [stream.key], "noted as a user, and not as shared with another library"
+
+
+def test_managed_memory_goes_out(context: gf.Context) -> None:
+    with context.alloc_managed(96) as managed:
+        managed.array[:] = VALUES.view("u1").ravel()
+        with context.alloc(96) as buffer:
+            buffer.copy_from(managed)
+            assert (buffer.to_numpy("f4", (4, 6)) == VALUES).all()
+
+
 def test_strides_are_kept(context: gf.Context) -> None:
     with context.alloc(96) as buffer:
         array = buffer.view("f4", (4, 6))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gpufleet.array import DeviceArray
 from gpufleet.errors import KernelArgumentError
 from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
@@ -247,6 +248,9 @@ def _pointer(parameter: Parameter) -> Conversion:
 def _as_address(value: Any, queue: Queue, parameter: Parameter) -> int:
     if isinstance(value, DeviceBuffer):
         return buffer_address(value, queue)
+    if isinstance(value, DeviceArray):
+        buffer_address(value.buffer, queue)
+        return value.address
     if isinstance(value, (PinnedBuffer, ManagedBuffer)):
         return value.address_for(queue)
     if value is None:

@@ -139,6 +139,12 @@ class ManagedBuffer:
             raise WrongContext(f"{self!r} is not the host's now: use `with buffer.on_host() as array`")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes, as other libraries take them. `close` waits for the device's work, also for theirs."""
+        self.check_open()
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
     def __buffer__(self, flags: int) -> memoryview:
         """Give the memory to what takes a buffer (Python 3.12 and later; before, use `array`)."""
         return self.array.data

@@ -352,6 +352,8 @@ class DeviceBuffer:
         return taken
 
     def __del__(self) -> None:
+        if self.__dict__.get("_block") is None:  # closed, or never made
+            return
         # No weakref.finalize: it would keep the streams in `uses`, and with them their contexts, alive.
         block = self._take_block()
         if block is None or self._is_lent(block):
