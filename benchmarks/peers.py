@@ -98,10 +98,9 @@ def main() -> None:
                     name = f"{size} MiB, stream of the {whose}"
                     found = results[name] = measure(source, target, stream, count)
                 speed, queue = found["gigabytes_per_second"], found["microseconds_to_queue"]
-                print(
-                    f"{name:34}{found['ratio']:8.3f}{speed['gpufleet']:7.1f} GB/s{speed['bindings']:7.1f} GB/s"
-                    f"{queue['gpufleet']:11.1f} / {queue['bindings']:.1f} us"
-                )
+                print(f"{name:34}{found['ratio']:8.3f}", end="")
+                print(f"{speed['gpufleet']:7.1f} GB/s{speed['bindings']:7.1f} GB/s", end="")
+                print(f"{queue['gpufleet']:11.1f} / {queue['bindings']:.1f} us")
     if options.json:
         machine = {
             "device": devices[0].name,

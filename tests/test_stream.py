@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
 
 import gpufleet as gf
 from gpufleet.device import Device
+from latches import Latch
 
 
 def test_event_tells_when_the_work_before_it_is_complete(context: gf.Context) -> None:
@@ -114,6 +116,54 @@ def test_priority_out_of_range_is_refused_naming_the_range(context: gf.Context, 
         context.stream(priority=wrong)
 
 
+def test_events_of_recordings_are_used_again_and_mean_the_new_recording(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with context.stream() as busy, context.stream() as idle, context.stream() as other:
+        busy.record().close()
+        monkeypatch.setattr(gf.Event, "create", None)  # what creates one would fail
+        for _ in range(3):
+            with Latch(busy) as latch:
+                early = busy.record()
+                other.wait(early)
+                early.close()
+                late = idle.record()
+                late.synchronize()
+                assert late.query()
+                assert not other.query(), "it waits for what the event meant then"
+                late.close()
+                latch.open()
+            other.synchronize()
+
+
+def test_closed_primary_context_leaves_no_events(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = device.driver
+    alive = 0
+
+    def counted(name: str, step: int) -> None:
+        original = getattr(driver, name)
+
+        def call(*arguments: object) -> object:
+            nonlocal alive
+            alive += step
+            return original(*arguments)
+
+        monkeypatch.setattr(driver, name, call)
+
+    counted("cuEventCreate", 1)
+    counted("cuEventDestroy", -1)
+    context = device.retain_primary_context()
+    with context.stream() as stream:
+        events = [stream.record() for _ in range(300)]
+        assert alive == 300
+        for event in events:
+            event.close()
+        stream.record(stream.record())
+        assert 0 < alive < 300
+    context.close()
+    assert alive == 0
+
+
 def test_held_objects_live_until_the_work_is_done(context: gf.Context) -> None:
     stream, buffer = context.stream(), context.alloc(4096)
     array = np.arange(1024, dtype="i4")
@@ -126,6 +176,30 @@ def test_held_objects_live_until_the_work_is_done(context: gf.Context) -> None:
     stream.synchronize()
     for thing in (buffer, stream):
         thing.close()
+
+
+def test_closed_transfer_does_not_let_go_of_what_its_stream_holds(context: gf.Context) -> None:
+    with (
+        context.stream() as stream,
+        context.alloc(4096) as buffer,
+        gf.pinned(4096, context=context) as pinned,
+    ):
+        first = buffer.copy_from(pinned, stream=stream)
+        assert first is not None
+        first.close()
+        with Latch(stream) as latch:
+            array = np.full(1024, 7, "i4")
+            references = sys.getrefcount(array)
+            second = buffer.copy_from(array, stream=stream)
+            assert second is not None
+            second.event.close()
+            del second
+            buffer.fill(0, stream=stream)
+            gc.collect()
+            assert sys.getrefcount(array) > references
+            latch.open()
+        stream.synchronize()
+        assert sys.getrefcount(array) == references
 
 
 def test_stream_speaks_the_cuda_stream_protocol(context: gf.Context) -> None:

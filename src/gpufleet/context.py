@@ -72,6 +72,8 @@ class Context:
         self._push = raw.cuCtxPushCurrent
         self._pop = raw.cuCtxPopCurrent
         self.life = Lifetime(self.driver, repr(self))
+        if kind == "borrowed":  # nobody would destroy them
+            self.life.most_spare_events = 0
         self._lock = self.life.lock
         self._finalizer = weakref.finalize(self, _forgotten, self.life, _RELEASE[kind], handle, device.handle)
         self._finalizer.atexit = False
@@ -288,6 +290,7 @@ class Context:
                 steps.callback(self._heap.close)
             if self.kind != "primary":
                 return
+            steps.callback(self.life.destroy_spare_events)
             steps.callback(unlock_all, self)
             for value, release in self._kept.values():
                 if release is not None:

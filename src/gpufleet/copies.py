@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from gpufleet.stream import Stream
 
 RETURNS_EARLY = 64 << 10
-"""Up to so many bytes the driver takes from pageable memory without waiting (driver 580)."""
+"""Copies in of so many bytes of pageable memory are left to the driver, which takes them without waiting.
+
+It has room for 2 to 4 MiB in all, then it waits for the stream: 64 copies of 64 KiB waited, and one of 4 MiB,
+while one of 2 MiB did not (driver 580, H200). So larger copies, of which few would fit, are staged here.
+"""
 STAGED_MOST = 64 << 20
 """Larger copies of pageable memory are not staged: their pinned memory would stay in the pool."""
 
@@ -231,7 +235,7 @@ def _depth_of_caller() -> int:
 def completed(queue: Stream, stream: Stream | None, keep: object, *buffers: DeviceBuffer) -> Transfer | None:
     """Wait for what was queued, if no stream was given; else return what tells when it is complete."""
     if stream is not None:
-        return Transfer(queue.hold(keep), keep)
+        return Transfer(queue.record() if keep is None else queue.hold(keep), keep)
     try:
         queue.synchronize()
     except BaseException:  # Ctrl-C ends the wait, but not the work

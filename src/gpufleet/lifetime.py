@@ -32,6 +32,10 @@ class Lifetime:
         Frees the context's main stream, once.
     leftovers : callable or None
         Frees what would outlive the context, given the driver.
+    spare_events : deque
+        Events without timing that nobody has any more, to be recorded anew.
+    most_spare_events : int
+        How many are kept.
     """
 
     def __init__(self, driver: Driver, description: str) -> None:
@@ -40,6 +44,8 @@ class Lifetime:
         self.lock = threading.RLock()
         self.main_stream: Callable[[], Any] | None = None
         self.leftovers: Callable[[Driver], None] | None = None
+        self.spare_events: deque[Any] = deque()
+        self.most_spare_events = 256
         self._description = description
         self._forgotten: deque[Callable[[], object]] = deque()
 
@@ -69,6 +75,18 @@ class Lifetime:
                 continue
             finally:
                 self.lock.release()
+
+    def retire_event(self, event: Any) -> None:
+        """Keep an event without timing for `Stream.record`, or destroy it. Finalizers call it too."""
+        if len(self.spare_events) < self.most_spare_events:
+            self.spare_events.append(event)
+        else:
+            self.free_later(lambda: self.driver.cuEventDestroy(event))
+
+    def destroy_spare_events(self) -> None:
+        """Destroy the events that are kept, in a context that lives on."""
+        while self.spare_events:
+            self.driver.cuEventDestroy(self.spare_events.pop())
 
     def _release(self, release: Callable[[], object]) -> None:
         if self.is_gone or self.driver.is_lost:

@@ -84,7 +84,7 @@ class Stream:
         """
         self.check_open()
         if event is None:
-            event = Event.create(self.context, timing=False)
+            event = Event.for_recording(self.context)
         elif event.context is not self.context and event.context.address != self.context.address:
             raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
         event.check_open()
@@ -151,6 +151,7 @@ class Stream:
             return self.record()
         self._let_go()
         event = self.record()
+        event.is_held = True
         self._held.append((event, objects))
         return event
 
@@ -159,9 +160,10 @@ class Stream:
         while held:
             try:
                 first = held[0]
-                if not first[0].query():
+                if not is_ready(self.context.driver, "cuEventQuery", first[0].handle):
                     return
                 held.remove(first)
+                first[0].let_go()
             except (IndexError, ValueError):  # another thread let it go
                 return
 
@@ -189,6 +191,8 @@ class Stream:
             self._finalizer = _finalize(self, "cuStreamDestroy", self.handle)
             raise
         self._closed = True
+        for event, _ in tuple(self._held):
+            event.let_go()
         self._held.clear()
         driver.launches.forget(self.context.address, self.address)
         self.context.free("cuStreamDestroy", self.handle)
@@ -227,9 +231,12 @@ class Event:
     ----------
     graph : Graph or None
         The graph in whose capture it was recorded last: then it stands for a place in that graph.
+    is_held : bool
+        Whether its stream keeps objects until it is reached (`Stream.hold`).
     """
 
     graph: Graph | None = None
+    is_held = False
 
     def __init__(self, context: Context, handle: Any, *, timing: bool) -> None:
         self.context = context
@@ -237,7 +244,7 @@ class Event:
         self.timing = timing
         self.mark: tuple[int, int] | None = None
         self._closed = False
-        self._finalizer = _finalize(self, "cuEventDestroy", handle)
+        self._finalizer = _finalize(self, "cuEventDestroy" if timing else RETIRE, handle)
 
     @classmethod
     def create(cls, context: Context, *, timing: bool) -> Event:
@@ -245,6 +252,20 @@ class Event:
         with context:
             handle = context.driver.cuEventCreate(0 if timing else DISABLE_TIMING)
         event = cls(context, handle, timing=timing)
+        context.adopt(event)
+        return event
+
+    @classmethod
+    def for_recording(cls, context: Context) -> Event:
+        """Return an event without timing that is recorded at once: what it meant before is over then.
+
+        It takes the handle of an event that is closed, if there is one: that costs no call of the driver.
+        """
+        try:
+            handle = context.life.spare_events.pop()
+        except IndexError:
+            return cls.create(context, timing=False)
+        event = cls(context, handle, timing=False)
         context.adopt(event)
         return event
 
@@ -299,10 +320,25 @@ class Event:
 
     def close(self) -> None:
         """Destroy the event; work that waits for it is not disturbed. Closing twice is no error."""
-        if self._closed or self._finalizer.detach() is None:
+        if self._closed:
             return
         self._closed = True
-        self.context.free("cuEventDestroy", self.handle)
+        if not self.is_held:
+            self._retire()
+
+    def let_go(self) -> None:
+        """Note that its stream does not need it any more, which outlives `close`."""
+        self.is_held = False
+        if self._closed:
+            self._retire()
+
+    def _retire(self) -> None:
+        if self._finalizer.detach() is None:
+            return
+        if self.timing:
+            self.context.free("cuEventDestroy", self.handle)
+        elif not self.context.is_gone:
+            self.context.life.retire_event(self.handle)
 
     def __repr__(self) -> str:
         return f"<Event {int(self.handle):#x} of {self.context!r}>"
@@ -377,4 +413,11 @@ def _forgotten(life: Lifetime, destroy: str, handle: Any, is_missed: bool) -> No
         return
     if is_missed:
         warnings.warn(f"a stream of {life!r} was never closed", ResourceWarning, stacklevel=2)
-    life.free_later(lambda: getattr(life.driver, destroy)(handle))
+    if destroy == RETIRE:
+        life.retire_event(handle)
+    else:
+        life.free_later(lambda: getattr(life.driver, destroy)(handle))
+
+
+RETIRE = "retire"
+"""What happens to an event without timing, instead of a call of the driver."""
