@@ -121,8 +121,12 @@ def test_claim_of_access_is_not_believed_where_data_does_not_arrive(
     assert not two_devices[0].can_access(two_devices[1])
     with pytest.raises(gf.WrongContext, match=r"device 0 has no access .* of device 1 \(tried, the data did"):
         here.enable_peer_access(there)
-    with there.alloc(128) as buffer, pytest.raises(gf.WrongContext, match=r"buffer\.copy_from"):
-        increment.launch(1, 32, buffer, stream=here.main_stream)
+    with there.alloc(128) as theirs, here.alloc(128) as mine:
+        theirs.fill(3)
+        mine.copy_from(theirs)  # through the host: access stays closed
+        assert (mine.to_numpy() == 3).all()
+        with pytest.raises(gf.WrongContext, match=r"buffer\.copy_from"):
+            increment.launch(1, 32, theirs, stream=here.main_stream)
 
 
 @pytest.mark.usefixtures("untried")

@@ -55,7 +55,7 @@ class PlainAllocator:
     """Takes memory from the device for each allocation, and gives it back with each free.
 
     Freeing waits for all work of the device. It suits memory that is kept for long, and is what
-    `cuCtxEnablePeerAccess` opens to other devices (pools need more; `copy_from` sees to it).
+    another library's `cuCtxEnablePeerAccess` opens (`Context.enable_peer_access` opens pools too).
     """
 
     def allocate(self, context: Context, nbytes: int, stream: Any) -> int:

@@ -121,6 +121,8 @@ def open_access(user: Context, owner: Context) -> None:
 
 def _close_access(user: Context, owner: Context) -> None:
     """Undo `open_access` for a pair that has failed its trial."""
+    with _lock:
+        _opened.get(user, weakref.WeakSet()).discard(owner)
     owner.heap.close_to(user.device)
     try:
         with user:
@@ -153,6 +155,10 @@ def _once(what: str, first: Context, second: Context, trial: Callable[[Context, 
         with _trying:
             if key not in tried:
                 tried[key] = _passes(trial, first, second)
+                if not tried[key]:
+                    _close_access(first, second)
+                    if what == "copies":  # which open both directions
+                        _close_access(second, first)
     return tried[key]
 
 
@@ -182,11 +188,7 @@ def _try_copy(source: Context, target: Context) -> bool:
         queue = here.queue_for(None, there)
         copy_to_peer(here, there, here.address, queue)
         queue.synchronize()
-        has_arrived = bool((here.to_numpy("u4") == pattern).all())
-    if not has_arrived:
-        _close_access(source, target)
-        _close_access(target, source)
-    return has_arrived
+        return bool((here.to_numpy("u4") == pattern).all())
 
 
 def _try_kernel(user: Context, owner: Context) -> bool:
@@ -199,8 +201,9 @@ def _try_kernel(user: Context, owner: Context) -> bool:
         _run_probe(user, memory)
         found = memory.to_numpy("u4", (2, pattern.size))
     has_arrived = bool((found[0] == pattern).all() and (found[1] == pattern ^ CHANGE).all())
-    if not has_arrived:
-        _close_access(user, owner)
+    if not has_arrived:  # nor are copies to be trusted, that would open the access again
+        pair = user.device.ordinal, owner.device.ordinal
+        _tried(user.driver).update({("copies", *pair): False, ("copies", *pair[::-1]): False})
     return has_arrived
 
 
