@@ -156,7 +156,8 @@ def test_in_and_out_is_the_same_memory(home: gf.Context, library: Any) -> None:
     mine.buffer.close()
 
 
-def test_it_waits_for_our_work(home: gf.Context, library: Any) -> None:
+@pytest.mark.parametrize("library", ORDERING, indirect=True, ids=lambda each: each.__name__)
+def test_its_stream_waits_for_our_work(home: gf.Context, library: Any) -> None:
     with (
         home.alloc(VALUES.nbytes) as buffer,
         home.stream() as mine,
