@@ -194,7 +194,7 @@ def test_closed_transfer_does_not_let_go_of_what_its_stream_holds(context: gf.Co
             assert second is not None
             second.event.close()
             del second
-            buffer.fill(0, stream=stream)
+            buffer.copy_from(pinned, stream=stream)
             gc.collect()
             assert sys.getrefcount(array) > references
             latch.open()

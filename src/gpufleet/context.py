@@ -558,4 +558,5 @@ def _forgotten(life: Lifetime, release: Callable[..., None], handle: Any, device
     with contextlib.suppress(GpufleetError):  # a finalizer has nobody to tell
         if life.leftovers is not None:
             life.leftovers(life.driver)
+        life.destroy_spare_events()
         release(life.driver, handle, device)

@@ -249,4 +249,4 @@ PROBE = f"""
     st.volatile.global.u32 [%rd2+{4 * WORDS}], %r5;
     ret;
 }}
-""".encode()
+\0""".encode()
