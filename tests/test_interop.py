@@ -180,6 +180,22 @@ def test_shared_memory_is_freed_behind_work_of_other_streams(device: Device, con
             assert next_one.address != address, "the memory of a shared buffer was reused under a kernel"
 
 
+def test_shared_memory_is_freed_after_another_librarys_capture(context: gf.Context) -> None:
+    from cuda.bindings.driver import CUstreamCaptureMode
+
+    driver, relaxed = context.driver, CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with context.stream() as theirs:
+        buffer = context.alloc(96)
+        address = buffer.address
+        buffer.share()
+        driver.cuStreamBeginCapture(theirs.handle, relaxed)
+        buffer.close()
+        graph = driver.cuStreamEndCapture(theirs.handle)  # which nobody has broken
+        driver.cuGraphDestroy(graph)
+        context.trim_memory()
+        assert address not in context.heap.live
+
+
 def test_the_consumers_stream_waits_for_work_on_the_buffer(context: gf.Context) -> None:
     with context.stream() as mine, context.stream() as theirs, context.alloc(96) as buffer:
         with Latch(mine):

@@ -206,10 +206,8 @@ class Heap:
         """Free a block behind all work that uses it; the caller does not wait."""
         if self._waiting:
             self.drain()
-        if self._holds:
+        if self._holds or not (self._free_at_once(block) or self._free_behind_all(block)):
             self._waiting.append(block)
-        elif not self._free_at_once(block):
-            self._free_behind_all(block)
 
     def free_forgotten(self, block: Block) -> None:
         """Free a block from a finalizer, which enters no context: at once, or else at the next call."""
@@ -231,11 +229,18 @@ class Heap:
         self._free_in(queue.handle, block)
         return True
 
-    def _free_behind_all(self, block: Block) -> None:
-        for queue in block.uses.values():
-            if not queue.is_closed:
-                join(self._frees, queue, self.context.driver)
+    def _free_behind_all(self, block: Block) -> bool:
+        """Free a block behind all its uses; say False where another library's capture forbids to ask."""
+        try:
+            for queue in block.uses.values():
+                if not queue.is_closed:
+                    join(self._frees, queue, self.context.driver)
+        except CudaError as error:
+            if not error.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+                raise
+            return False
         self._free_in(self._frees, block)
+        return True
 
     def _free_in(self, stream: Any, block: Block) -> None:
         self.live.pop(block.address, None)
@@ -244,13 +249,13 @@ class Heap:
 
     def drain(self) -> None:
         """Free what waits to be freed."""
-        while self._waiting and not self._holds:
+        for _ in range(0 if self._holds else len(self._waiting)):
             try:
                 block = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            if not self._free_at_once(block):
-                self._free_behind_all(block)
+            if not (self._free_at_once(block) or self._free_behind_all(block)):
+                self._waiting.append(block)
 
     @contextlib.contextmanager
     def frees_held(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -55,7 +54,8 @@ class Lifetime:
             return
         with self.lock:
             self._release(release)
-        self.free_forgotten()
+        if self._forgotten:
+            self.free_forgotten()
 
     def free_later(self, release: Callable[[], object]) -> None:
         """Do as `if_alive`, for a finalizer: if another thread holds the lock, that one calls it.
@@ -91,8 +91,10 @@ class Lifetime:
     def _release(self, release: Callable[[], object]) -> None:
         if self.is_gone or self.driver.is_lost:
             return
-        with contextlib.suppress(StickyError):  # freed with everything else when the process ends
+        try:
             release()
+        except StickyError:  # freed with everything else when the process ends
+            return
 
     def __repr__(self) -> str:
         return self._description

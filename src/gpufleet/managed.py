@@ -192,14 +192,14 @@ class ManagedBuffer:
         self.check_open()
         nbytes = self._checked(offset, nbytes)
         if self._can_move("prefetch", where):
-            queue = self.context.main_stream if stream is None else stream
+            queue = self.context.main_stream if stream is None else self.context.as_stream(stream)
             with self.context:
                 self.context.driver.cuMemPrefetchAsync(
                     self.address + offset, nbytes, _location(where), 0, queue.handle
                 )
             if stream is None:
                 queue.synchronize()
-        return None if stream is None else Transfer(stream.hold(self))
+        return None if stream is None else Transfer(self.context.as_stream(stream).hold(self))
 
     def advise(
         self, advice: str, where: Device | str = "host", *, offset: int = 0, nbytes: int | None = None
