@@ -113,19 +113,21 @@ def copy_across(
     """Copy one device buffer into another: of the same device, of a peer, or through the host."""
     target.check_range(offset, source.nbytes)
     source.check_open()
-    devices = {source.context.device.ordinal, target.context.device.ordinal}
-    if stream is not None and stream.graph is not None and len(devices) > 1:
+    there, here = source.context, target.context
+    driver = here.driver
+    is_within = driver is there.driver and there.device.ordinal == here.device.ordinal
+    if stream is not None and stream.graph is not None and not is_within:
         raise CaptureError(
             f"a copy from {source!r} to {target!r}, of another device, cannot be captured: capture a graph "
             "for each device, and copy between their launches"
         )
-    if target.context.driver is not source.context.driver:
+    if driver is not there.driver:
         return _through_the_host(target, source, offset, stream)
     queue = target.queue_for(stream, source)
-    place, driver = target.address + offset, target.context.driver
-    if source.context.device.ordinal == target.context.device.ordinal:
+    place = target.address + offset
+    if is_within:
         driver.cuMemcpyDtoDAsync(place, source.address, source.nbytes, queue.handle)
-    elif copies_arrive(source.context, target.context):
+    elif copies_arrive(there, here):
         copy_to_peer(target, source, place, queue)
     else:
         return _through_the_host(target, source, offset, stream)

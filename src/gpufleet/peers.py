@@ -82,18 +82,11 @@ def copy_to_peer(target: DeviceBuffer, source: DeviceBuffer, place: int, queue: 
     Without it the driver carries plain memory through the host, and refuses memory of a pool.
     """
     there, here = source.context, target.context
-    for user, owner in ((here, there), (there, here)):
-        try:
-            open_access(user, owner)
-        except CudaError as error:
-            if error.name not in UNAVAILABLE:
-                raise
+    if not _is_open(here, there) or not _is_open(there, here):
+        _open_both(here, there)
     here.driver.cuMemcpyPeerAsync(
         place, here.handle, source.address, there.handle, source.nbytes, queue.handle
     )
-
-
-UNAVAILABLE = ("CUDA_ERROR_TOO_MANY_PEERS", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
 
 
 # Opening
@@ -104,8 +97,7 @@ def open_access(user: Context, owner: Context) -> None:
 
     Opening twice, also from two threads, is no error.
     """
-    opened = _opened.get(user)
-    if opened is not None and owner in opened:
+    if _is_open(user, owner):
         return
     owner.heap.open_to(user.device)
     if _is_offered(user, owner):
@@ -117,6 +109,23 @@ def open_access(user: Context, owner: Context) -> None:
                 raise
     with _lock:
         _opened.setdefault(user, weakref.WeakSet()).add(owner)
+
+
+def _open_both(one: Context, other: Context) -> None:
+    for user, owner in ((one, other), (other, one)):
+        try:
+            open_access(user, owner)
+        except CudaError as error:
+            if error.name not in UNAVAILABLE:
+                raise
+
+
+UNAVAILABLE = ("CUDA_ERROR_TOO_MANY_PEERS", "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
+
+
+def _is_open(user: Context, owner: Context) -> bool:
+    opened = _opened.get(user)
+    return opened is not None and owner in opened
 
 
 def _close_access(user: Context, owner: Context) -> None:
