@@ -325,6 +325,33 @@ def test_free_does_not_wait_for_another_device(d: Any, kernel: Any, launch: Run)
     latch.open()
 
 
+@pytest.mark.parametrize("ends", ["free", "destroy"])
+def test_the_end_of_memory_waits_for_a_copy_of_another_device(
+    d: Any, kernel: Any, launch: Run, ends: str
+) -> None:
+    there = value(d.cuCtxCreate(None, 0, 0))
+    pointer = value(d.cuMemAlloc(64))
+    here = value(d.cuCtxCreate(None, 0, 1))
+    latch, stream, target = Latch(), value(d.cuStreamCreate(1)), value(d.cuMemAlloc(64))
+    launch(kernel(latch), stream=stream)
+    latch.wait_until_entered()
+    assert code(d.cuMemcpyPeerAsync(target, here, pointer, there, 64, stream)) == "SUCCESS"
+    ended = threading.Event()
+
+    def end() -> None:
+        d.cuCtxSetCurrent(there)
+        _ = d.cuMemFree(pointer) if ends == "free" else d.cuCtxDestroy(there)
+        ended.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert not ended.wait(0.05)
+    latch.open()
+    assert ended.wait(SECONDS)
+    thread.join()
+    assert code(d.cuStreamSynchronize(stream)) == "SUCCESS"
+
+
 def test_a_copy_that_comes_after_the_free_of_its_memory_faults(
     d: Any, context: Any, kernel: Any, launch: Run
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.calls import Refusal
@@ -13,10 +12,6 @@ if TYPE_CHECKING:
     from gpufleet.virtual.modules import Module
     from gpufleet.virtual.spans import Allocation
     from gpufleet.virtual.state import State
-
-
-MOMENT = 1.0
-"""Seconds; copies end within, and nothing but a copy of another context can be using the memory."""
 
 
 def create_context(state: State, device: Device, flags: int) -> Context:
@@ -37,13 +32,11 @@ def revive_primary(device: Device) -> None:
 
 
 def end_context(state: State, context: Context) -> None:
-    """Wait for a context's work, then end it with everything that belongs to it.
-
-    Copies in streams of other contexts may be using its memory, so that their work gets a moment, too: no
-    longer, since a kernel of another context may never end.
-    """
+    """Wait for a context's work, and others' copies of its memory, then end it and what belongs to it."""
     _wait(state, context)
-    _give_others_a_moment(state, context)
+    with state.lock:
+        owned = list(state.memory.owned_by(context))
+    wait_for_copies(state, *owned)
     with state.lock:
         if context.is_destroyed:
             return
@@ -115,13 +108,12 @@ def _wait(state: State, context: Context) -> None:
         state.scheduler.wait(operation)
 
 
-def _give_others_a_moment(state: State, context: Context) -> None:
+def wait_for_copies(state: State, *allocations: Allocation) -> None:
+    """Wait for the copies and fills that streams of other contexts were given, and that use this memory."""
     with state.lock:
-        others = [other for other in state.contexts.values() if other is not context]
-        pending = [operation for other in others for operation in other.pending()]
-    deadline = time.monotonic() + MOMENT
-    while time.monotonic() < deadline and not all(operation.done for operation in pending):
-        time.sleep(0.0005)
+        users = [operation for allocation in allocations for operation in allocation.users]
+    for operation in users:
+        state.scheduler.wait(operation)
 
 
 def _charge_context(device: Device) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from _thread import LockType
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpufleet.virtual.interrupts import on_main_thread
+
+if TYPE_CHECKING:
+    from gpufleet.virtual.spans import Allocation
 
 BLOCKED, READY, RUNNING, DONE = range(4)
 
@@ -26,13 +30,15 @@ class Operation:
     brief : bool
         Whether it is expected to take no more than about a millisecond. The main thread runs no other,
         so that Ctrl-C reaches it.
+    uses : tuple of Allocation
+        Memory that is to know of the operation (`Allocation.users`) once it has been entered.
     blockers : int
         How many of the predecessors have not ended.
     """
 
     __slots__ = (
         "action", "blockers", "brief", "device", "followers", "mark", "on_worker", "predecessors", "state",
-        "waiters",
+        "uses", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -43,12 +49,14 @@ class Operation:
         mark: Callable[[], object] | None = None,
         on_worker: bool = False,
         brief: bool = True,
+        uses: tuple[Allocation, ...] = (),
     ) -> None:
         self.device = device
         self.action = action
         self.mark = mark
         self.on_worker = on_worker
         self.brief = brief
+        self.uses = uses
         self.state = BLOCKED
         self.blockers = 0
         self.predecessors: list[Operation] = []

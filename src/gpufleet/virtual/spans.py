@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
+    from gpufleet.virtual.operations import Operation
     from gpufleet.virtual.placements import Placements
 
 Spans = tuple[NDArray[np.uint64], NDArray[np.uint64]]
@@ -51,11 +52,13 @@ class Allocation:
         Addresses set aside for it, with its guard page.
     sync_memops : bool
         What CU_POINTER_ATTRIBUTE_SYNC_MEMOPS says.
+    users : list of Operation
+        Copies and fills that streams of other contexts were given, and that may not have ended.
     """
 
     __slots__ = (
         "context", "flags", "is_freed", "kind", "number", "ordinal", "placements", "pool", "reserved", "size",
-        "start", "sync_memops",
+        "start", "sync_memops", "users",
     )  # fmt: skip
 
     def __init__(self, start: int, size: int, kind: str, context: Context, ordinal: int) -> None:
@@ -71,6 +74,12 @@ class Allocation:
         self.number = next(_numbers)
         self.reserved = size
         self.sync_memops = kind == "managed"
+        self.users: list[Operation] = []
+
+    def note(self, operation: Operation) -> None:
+        """Note an operation that has been entered and uses the memory; the driver's lock is held."""
+        self.users = [each for each in self.users if not each.done]
+        self.users.append(operation)
 
     @property
     def end(self) -> int:

@@ -80,6 +80,16 @@ def locate(memory: Memory, context: Context, *sides: Side, for_graph: bool = Fal
                 raise Refusal("INVALID_VALUE", f"{known} is of a pool that is not open to the device")
 
 
+def others_memory(context: Context, *sides: Side) -> tuple[Allocation, ...]:
+    """Return the memory of other contexts that located sides are in.
+
+    A free and the end of a context wait for the work of their own device; for what is given this memory in
+    other streams they wait by `Allocation.users`.
+    """
+    used = (side.allocation for side in sides)
+    return tuple(each for each in used if each is not None and each.context is not context)
+
+
 def move(memory: Memory, to: Side, source: Side) -> None:
     """Copy now; fault if memory that was there when the copy was issued is not there any more."""
     _check_alive(memory, to, source)

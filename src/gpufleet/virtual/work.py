@@ -89,6 +89,8 @@ class Scheduler:
                 predecessor.followers.append(operation)
                 operation.predecessors.append(predecessor)
         operation.blockers = len(operation.predecessors)
+        for allocation in operation.uses:
+            allocation.note(operation)
         if operation.blockers:
             return False
         if operation.action is None or self._dropping:

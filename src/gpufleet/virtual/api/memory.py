@@ -10,7 +10,7 @@ from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
 from gpufleet.virtual.device_memory import ContextMemory
 from gpufleet.virtual.graph_memory import free_now
-from gpufleet.virtual.lifetimes import free
+from gpufleet.virtual.lifetimes import free, wait_for_copies
 from gpufleet.virtual.spans import Allocation
 from gpufleet.virtual.state import State
 
@@ -93,13 +93,14 @@ def allocate(state: State, context: Context, arena: Arena, size: int, kind: str)
 
 
 def wait_for_users(state: State, allocation: Allocation) -> None:
-    """Wait for all work of the devices that reach an allocation.
+    """Wait for all work of the devices that reach an allocation, and for copies of others that use it.
 
     cuMemFree is implicitly synchronising: work that was issued before it still finds the memory.
     """
     for device in state.devices:
         if allocation.is_host or device.ordinal == allocation.ordinal or _is_peer(state, device.ordinal):
             state.wait_for_device(device)
+    wait_for_copies(state, allocation)
 
 
 def _is_peer(state: State, ordinal: int) -> bool:
