@@ -230,7 +230,7 @@ class Heap:
         return True
 
     def _free_behind_all(self, block: Block) -> bool:
-        """Free a block behind all its uses; say False where another library's capture forbids to ask."""
+        """Free a block behind all its uses; say False where another library's capture forbids it."""
         try:
             for queue in block.uses.values():
                 if not queue.is_closed:

@@ -61,6 +61,9 @@ def cuCtxRecordEvent(state: State, hCtx: Any, hEvent: Any) -> None:
     if event.context is not context:
         raise Refusal("INVALID_HANDLE", "the event is of another context")
     with state.lock:
+        for stream in (context.legacy, *context.ordinary_streams()):
+            if stream.capture is not None:  # which the call breaks (driver 580)
+                raise stream.capture.broken_by("UNSUPPORTED", "a stream of the context is captured")
         event.record_after(state.scheduler, context.pending())
     state.scheduler.settle()
 
