@@ -99,6 +99,18 @@ def test_forgotten_buffer_goes_back_to_the_pool_after_its_work(context: gf.Conte
         assert (buffer.to_numpy() == 5).all()
 
 
+def test_array_does_not_go_through_the_buffer_protocol(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Python 3.12 it did, and `__buffer__` came back for the array until the stack was full."""
+    with gf.pinned(64, context=context) as pinned, context.alloc_managed(64) as managed:
+        for owner in (pinned, managed):
+            calls: list[int] = []
+            monkeypatch.setattr(type(owner), "__buffer__", lambda *_, calls=calls: calls.append(1))
+            assert owner.array.shape == (64,)
+            assert not calls
+
+
 def test_view_keeps_the_memory(context: gf.Context) -> None:
     array = gf.pinned(1 << 16, context=context).array[10:20]
     array[:] = 3

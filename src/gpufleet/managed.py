@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.allocators import OUT_OF_MEMORY
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
 from gpufleet.heap import Queue
+from gpufleet.host_view import host_view
 from gpufleet.stream import Stream
 from gpufleet.transfer import Transfer
 
@@ -96,15 +97,17 @@ class ManagedBuffer:
         WrongContext
             Where host and device cannot use it at the same time: use `on_host` there.
         """
-        import numpy as np
-
+        self.check_open()
         if not self.is_concurrent:
             raise WrongContext(
                 f"{self!r} cannot be shared with the host at any time, since device "
                 f"{self.context.device.ordinal} has no concurrent managed access: use "
                 "`with buffer.on_host() as array`"
             )
-        return np.asarray(self)
+        return self._bytes()
+
+    def _bytes(self) -> NDArray[Any]:
+        return host_view(self, self.address, self.nbytes)
 
     def view(self, dtype: DTypeLike, shape: int | tuple[int, ...] = -1) -> NDArray[Any]:
         """Return `array` with a type and shape."""
@@ -118,14 +121,12 @@ class ManagedBuffer:
         read-only at the end of the block. Other kernels must not be running on the device then either;
         the wait sees to those of this context.
         """
-        import numpy as np
-
         self.check_open()
         self._on_host += 1
         array = None
         try:
             self.context.synchronize()
-            array = np.asarray(self)
+            array = self._bytes()
             yield array
         finally:
             self._on_host -= 1
@@ -134,10 +135,13 @@ class ManagedBuffer:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
+        self._check_on_host()
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def _check_on_host(self) -> None:
         self.check_open()
         if not self.is_concurrent and not self._on_host:
             raise WrongContext(f"{self!r} is not the host's now: use `with buffer.on_host() as array`")
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -147,7 +151,8 @@ class ManagedBuffer:
 
     def __buffer__(self, flags: int) -> memoryview:
         """Give the memory to what takes a buffer (Python 3.12 and later; before, use `array`)."""
-        return self.array.data
+        self._check_on_host()
+        return self._bytes().data
 
     # The devices' use
 

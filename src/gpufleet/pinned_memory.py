@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import ContextClosed, WrongContext
 from gpufleet.heap import Queue
+from gpufleet.host_view import host_view
 from gpufleet.registration import Lock, find_home, lock, release_home, unlock
 from gpufleet.stream import DISABLE_TIMING, is_ready
 
@@ -82,11 +83,9 @@ class PinnedBuffer:
     @property
     def array(self) -> NDArray[Any]:
         """The memory as a NumPy array: of bytes, or of the type and shape that it was made from."""
-        import numpy as np
-
         self.check_open()
-        view: NDArray[Any] = np.asarray(self).view(self._dtype).reshape(self._shape)
-        return view
+        view: NDArray[Any] = host_view(self, self.address, self.nbytes).view(self._dtype)
+        return view.reshape(self._shape)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
