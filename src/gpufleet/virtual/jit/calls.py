@@ -39,6 +39,11 @@ def symbol_name(function: Function) -> str:
     return f'"fn.{function.name}"'
 
 
+def result_type(unit: Unit, function: Function) -> str:
+    """What that LLVM function returns: the mask of the lanes that ended, if any may."""
+    return unit.masks.type if function.name in unit.program.ending else "void"
+
+
 def signature(unit: Unit, function: Function) -> str:
     """Parameters of that LLVM function."""
     pointers = [f"ptr %in{i}" for i in range(len(function.parameters))]
@@ -166,10 +171,15 @@ def _call(low: Lowering, instruction: Instruction) -> None:
         builtin(low, instruction, call)
         return
     mask = low.active()
-    _enter(low, instruction, call, function, low.masks.full if mask is None else mask)
+    ended = _enter(low, instruction, call, function, low.masks.full if mask is None else mask)
+    if ended is not None:
+        low.end_threads(ended)
 
 
-def _enter(low: Lowering, instruction: Instruction, call: CallTarget, function: Function, mask: str) -> None:
+def _enter(
+    low: Lowering, instruction: Instruction, call: CallTarget, function: Function, mask: str
+) -> str | None:
+    """Call a function for some lanes; returns the mask of those that ended there, if any may."""
     c, unit = low.code, low.unit
     unit.program.called.setdefault(function.name, function)
     given = [
@@ -182,15 +192,22 @@ def _enter(low: Lowering, instruction: Instruction, call: CallTarget, function: 
     if unit.local_top != "0":
         top = c.let(f"add i64 {unit.local_top}, {unit.local_bytes}")
     pointers = "".join(f", ptr {p}" for p in [*given, *taken])
-    c.do(
-        f"call void @{symbol_name(function)}(ptr %job, ptr %worker, i32 %warp, ptr %tid.table, "
+    result = result_type(unit, function)
+    text = (
+        f"call {result} @{symbol_name(function)}(ptr %job, ptr %worker, i32 %warp, ptr %tid.table, "
         f"i32 %ctaid.x, i32 %ctaid.y, i32 %ctaid.z, i64 {top}, {low.masks.type} {mask}{pointers})"
     )
+    ended = None
+    if result == "void":
+        c.do(text)
+    else:
+        ended = c.let(text)
     for operand, parameter, block in zip(call.results, function.results, taken, strict=False):
         if isinstance(operand, Register):
             size = SIZES[parameter.type]
             value = _read_words(low, block, 0, size)
             low.write(operand, value, f"i{8 * size}", low.lanes)
+    return ended
 
 
 def _argument(low: Lowering, instruction: Instruction, operand: Operand, parameter: Parameter) -> str:
@@ -248,6 +265,8 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
     mask = low.active()
     left = c.slot(low.masks.type)
     c.do(f"store {low.masks.type} {low.masks.full if mask is None else mask}, ptr {left}")
+    ended = c.slot(low.masks.type)
+    c.do(f"store {low.masks.type} {low.masks.none}, ptr {ended}")
     for function in unit.program.functions:
         if function.build is None or not _matches(call, function):
             continue
@@ -261,7 +280,10 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
         c.branch(low.masks.any(c, chosen), enter, after)
         c.label(enter)
         c.do(f"store {low.masks.type} {low.masks.without(c, waiting, chosen)}, ptr {left}")
-        _enter(low, instruction, call, function, chosen)
+        gone = _enter(low, instruction, call, function, chosen)
+        if gone is not None:
+            before = c.let(f"load {low.masks.type}, ptr {ended}")
+            c.do(f"store {low.masks.type} {low.masks.either(c, before, gone)}, ptr {ended}")
         c.jump(after)
         c.label(after)
     wild = c.let(f"load {low.masks.type}, ptr {left}")
@@ -272,6 +294,8 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
         where = c.let(f"extractelement {t} {address}, i32 {lane}")
         _fault(low, instruction, FAULT_WILD_CALL, where, lane)
     c.label(good)
+    if unit.program.ending:
+        low.end_threads(c.let(f"load {low.masks.type}, ptr {ended}"))
 
 
 def _matches(call: CallTarget, function: Function) -> bool:

@@ -80,6 +80,29 @@ class Converged(Lowering):
             c.jump(entry_label(self.node, position))
         return label
 
+    def end_threads(self, ended: str) -> None:
+        """Where lanes ended in a call, hand the others over behind it."""
+        c = self.code
+        some, none = c.name("ended"), c.name("back")
+        c.branch(self.masks.any(c, ended), some, none)
+        with c.cold(some):
+            left = self.masks.without(c, self.masks.full, ended)
+            rest = c.name("rest")
+            c.branch(self.masks.any(c, left), rest, self.done)
+            c.label(rest)
+            node, following = self.unit.graph.nodes[self.node], self.position + 1
+            if following < node.stop:
+                self.masked.entries.add((self.node, following))
+                self._hand_over(self._live_before(following))
+                c.do(f"store {self.masks.type} {left}, ptr {self.masked.current}")
+                c.jump(entry_label(self.node, following))
+            else:
+                assert node.next is not None
+                self._hand_over(self.unit.graph.live_in[node.next])
+                self.masked.wait_for(node.next, left)
+                c.jump(self.masked.test_label(node.next))
+        c.label(none)
+
     def _live_before(self, position: int) -> int:
         node = self.unit.graph.nodes[self.node]
         live = self.unit.graph.live_out(node)

@@ -43,6 +43,8 @@ class Diverged(Lowering):
                 and node.next is not None
             ):
                 self.parked[node.next] = unit.code.slot(self.masks.type)
+        self.ended: str | None = None
+        """In a called function that may end threads: which lanes it ended, for its caller."""
         self.entries: set[tuple[int, int]] = set()
         """Places inside nodes at which converged code comes in: (node, instruction)."""
 
@@ -78,6 +80,28 @@ class Diverged(Lowering):
         """Forget the lanes of the warp before."""
         for slot in (*self.pending, *self.parked.values()):
             self.code.do(f"store {self.masks.type} {self.masks.none}, ptr {slot}")
+        if self.ended is not None:
+            self.code.do(f"store {self.masks.type} {self.masks.none}, ptr {self.ended}")
+
+    def end_threads(self, ended: str) -> None:
+        """Go on with the lanes that came back from a call; without one, where the next lanes wait.
+
+        An empty mask must not go on: what is uniform is carried out whatever the mask.
+        """
+        c, masks = self.code, self.masks
+        self._note_ended(ended)
+        mask = c.let(f"load {masks.type}, ptr {self.current}")
+        left = masks.without(c, mask, ended)
+        c.do(f"store {masks.type} {left}, ptr {self.current}")
+        some = c.name("back")
+        c.branch(masks.any(c, left), some, self.test_label(self.node + 1))
+        c.label(some)
+
+    def _note_ended(self, ended: str) -> None:
+        if self.ended is not None:
+            before = self.code.let(f"load {self.masks.type}, ptr {self.ended}")
+            after = self.masks.either(self.code, before, ended)
+            self.code.do(f"store {self.masks.type} {after}, ptr {self.ended}")
 
     def wait_for(self, node: int, mask: str) -> None:
         """Let lanes wait for a node."""
@@ -182,6 +206,8 @@ class Diverged(Lowering):
             self._branch_by_index(instruction, taken)
         elif opcode == "trap":
             self._trap(instruction, taken)
+        elif opcode == "exit":
+            self._note_ended(taken)
         self.after(node)
 
     def _target(self, instruction: Instruction) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpufleet.virtual.jit.nodes import is_barrier
+from gpufleet.virtual.jit.callers import direct_target
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.flow import basic_blocks, leaders
 from gpufleet.virtual.ptx.operations import operation
@@ -31,32 +31,6 @@ from gpufleet.virtual.ptx.syntax import (
     Variable,
     Vector,
 )
-
-
-def functions_with_barriers(module: Module, functions: list[Function]) -> set[str]:
-    """Names of the functions that wait at a barrier, or call one that does."""
-    found = {f.name for f in functions if f.build is not None and any(map(is_barrier, f.body.instructions))}
-    changed = True
-    while changed:
-        changed = False
-        for function in functions:
-            if function.build is None or function.name in found:
-                continue
-            for instruction in function.body.instructions:
-                target = _direct_target(module, instruction)
-                if target is not None and target.name in found:
-                    found.add(function.name)
-                    changed = True
-    return found
-
-
-def _direct_target(module: Module, instruction: Instruction) -> Function | None:
-    if instruction.opcode != "call":
-        return None
-    call = instruction.operands[0]
-    if isinstance(call, CallTarget) and isinstance(call.target, Symbol):
-        return module.function(call.target.name)
-    return None
 
 
 @dataclass
@@ -114,7 +88,7 @@ def _append(
         if index in starts:
             positions[starts[index]] = len(copy.instructions)
             copy.labels.setdefault(len(copy.instructions), []).append(f"b{number}.{starts[index]}")
-        callee = _direct_target(module, instruction)
+        callee = direct_target(module, instruction)
         if callee is not None and callee.name in names:
             _append_call(module, copy, instruction, callee, names, symbols, first, path)
             continue

@@ -16,9 +16,10 @@ from typing import Any
 
 from gpufleet.virtual.jit import barriers, calls
 from gpufleet.virtual.jit.abi import BARRIERS
+from gpufleet.virtual.jit.callers import functions_that_end_threads, functions_with_barriers
 from gpufleet.virtual.jit.converged import Converged
 from gpufleet.virtual.jit.diverged import Diverged, check_stop
-from gpufleet.virtual.jit.inlining import functions_with_barriers, inline
+from gpufleet.virtual.jit.inlining import inline
 from gpufleet.virtual.jit.nodes import build_graph, is_barrier
 from gpufleet.virtual.jit.runtime_ir import BARRIER_BYTES, FRAME_BARRIER, FRAME_STATE
 from gpufleet.virtual.jit.shapes import converged, diverged, facts
@@ -57,6 +58,7 @@ def generate(program: Program) -> Generated:
     """Generate a kernel; raises `PtxError` for what this engine does not carry out."""
     function = program.kernel
     program.with_barriers = functions_with_barriers(program.module, program.functions)
+    program.ending = functions_that_end_threads(program.module, program.functions)
     body = function.body
     owners: dict[str, tuple[str, str]] = {}
     if program.with_barriers - {function.name}:
@@ -121,6 +123,8 @@ def _function(program: Program, function: Function) -> str:
     unit.parameter_blocks = {**inputs, **outputs}
     masked = Diverged(unit, diverged(graph, known, program.block), "return")
     c = unit.code
+    if function.name in program.ending:
+        masked.ended = c.slot(unit.masks.type)
     beginning = len(c.lines)
     calls.check_local_stack(masked)
     for parameter in function.parameters:
@@ -136,9 +140,13 @@ def _function(program: Program, function: Function) -> str:
     for result in function.results:
         if result.register:
             calls.write_register_result(masked, result, outputs[result.name])
-    c.do("ret void")
+    if masked.ended is not None:
+        c.do(f"ret {unit.masks.type} {c.let(f'load {unit.masks.type}, ptr {masked.ended}')}")
+    else:
+        c.do("ret void")
     c.lines[beginning:beginning] = unit.forget_registers()
-    header = f"define internal void @{calls.symbol_name(function)}({calls.signature(unit, function)})"
+    returned = calls.result_type(unit, function)
+    header = f"define internal {returned} @{calls.symbol_name(function)}({calls.signature(unit, function)})"
     return c.text(f"{header} {_attributes(program)}")
 
 

@@ -69,6 +69,10 @@ class Lowering:
         """Make sure that an affine value does not wrap; False if it must be taken as varying."""
         raise NotImplementedError
 
+    def end_threads(self, ended: str) -> None:
+        """After a call: the lanes of a mask ended in it, and do not go on here."""
+        raise NotImplementedError
+
     def emit_instruction(self, instruction: Instruction) -> None:
         """Emit one instruction with its guard."""
         raise NotImplementedError

@@ -40,6 +40,8 @@ class Program:
     """The kernel, and the functions that it may call."""
     with_barriers: set[str] = field(default_factory=set)
     """Functions that contain barriers."""
+    ending: set[str] = field(default_factory=set)
+    """Functions from which not all lanes may come back, because they `exit`."""
     called: dict[str, Function] = field(default_factory=dict)
     """Functions that generated code calls so far."""
     helpers: dict[str, str] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class Unit:
         self.plain_barriers = True
         """Whether the only barrier is `bar.sync 0`."""
         self.frame = Frame({}, {}, {}, 0)
+        self.spelled_out = 0
+        """Gathers and scatters so far that LLVM turns into an access per lane (memory.py)."""
 
     def place_locals(self, variables: Mapping[str, Variable]) -> None:
         """Give places to local variables of functions that were copied into this one."""
