@@ -334,12 +334,17 @@ class Heap:
                     steps.callback(driver.cuEventDestroy, event)
             steps.callback(driver.cuStreamSynchronize, self._frees)
             for block in list(self.live.values()):
-                steps.callback(self._free_behind_all, block)
+                steps.callback(self._free_if_live, block)
             steps.callback(settle, driver)
             steps.callback(driver.cuCtxSynchronize)
             self._holds = 0
             self._waiting.clear()
         self.is_closed = True
+
+    def _free_if_live(self, block: Block) -> None:
+        """Free a block that no finalizer has freed since: dropping what waits can end a loan."""
+        if self.live.get(block.address) is block:
+            self._free_behind_all(block)
 
 
 def join(later: Any, queue: Queue, driver: Any) -> None:
