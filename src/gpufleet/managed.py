@@ -196,15 +196,16 @@ class ManagedBuffer:
         """
         self.check_open()
         nbytes = self._checked(offset, nbytes)
+        given = None if stream is None else self.context.as_stream(stream)
         if self._can_move("prefetch", where):
-            queue = self.context.main_stream if stream is None else self.context.as_stream(stream)
+            queue = self.context.main_stream if given is None else given
             with self.context:
                 self.context.driver.cuMemPrefetchAsync(
                     self.address + offset, nbytes, _location(where), 0, queue.handle
                 )
-            if stream is None:
+            if given is None:
                 queue.synchronize()
-        return None if stream is None else Transfer(self.context.as_stream(stream).hold(self))
+        return None if given is None else Transfer(given.hold(self))
 
     def advise(
         self, advice: str, where: Device | str = "host", *, offset: int = 0, nbytes: int | None = None
