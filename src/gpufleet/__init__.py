@@ -39,16 +39,22 @@ if TYPE_CHECKING:
         ImageError,
         KernelArgumentError,
         LaunchError,
+        LeaseEnded,
         NoDriver,
+        PoolBroken,
+        PoolClosed,
+        PoolTimeout,
         StickyError,
         UnsupportedPtx,
         WrongContext,
     )
     from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
+    from gpufleet.lease import Lease
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
     from gpufleet.pinned_memory import PinnedBuffer, pinned, trim_pinned
+    from gpufleet.pool import ContextPool
     from gpufleet.program import Kernel, Program
     from gpufleet.queue import as_stream
     from gpufleet.registration import Registration, registered
@@ -76,16 +82,22 @@ _WHERE = {
         "ImageError",
         "KernelArgumentError",
         "LaunchError",
+        "LeaseEnded",
         "NoDriver",
+        "PoolBroken",
+        "PoolClosed",
+        "PoolTimeout",
         "StickyError",
         "UnsupportedPtx",
         "WrongContext",
     ),
     "foreign": ("as_array",),
     "graph": ("Graph",),
+    "lease": ("Lease",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
     "pinned_memory": ("PinnedBuffer", "pinned", "trim_pinned"),
+    "pool": ("ContextPool",),
     "program": ("Kernel", "Program"),
     "queue": ("as_stream",),
     "registration": ("Registration", "registered"),
@@ -102,6 +114,7 @@ __all__ = [
     "Context",
     "ContextClosed",
     "ContextInUse",
+    "ContextPool",
     "ContextWarning",
     "CudaError",
     "Device",
@@ -116,6 +129,8 @@ __all__ = [
     "Kernel",
     "KernelArgumentError",
     "LaunchError",
+    "Lease",
+    "LeaseEnded",
     "LimitedAllocator",
     "ManagedBuffer",
     "ManagedMemoryWarning",
@@ -123,6 +138,9 @@ __all__ = [
     "PinnedBuffer",
     "PlainAllocator",
     "PoolAllocator",
+    "PoolBroken",
+    "PoolClosed",
+    "PoolTimeout",
     "Program",
     "Registration",
     "StatisticsAllocator",
