@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from gpufleet.array import DeviceArray
     from gpufleet.context import Context
+    from gpufleet.crew import ExecutorBroken
     from gpufleet.current import current_context
     from gpufleet.device import Device, devices
     from gpufleet.driver import Driver, get_driver
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         UnsupportedPtx,
         WrongContext,
     )
+    from gpufleet.executor import FleetExecutor
     from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
     from gpufleet.lease import Lease
@@ -67,6 +69,7 @@ _WHERE = {
     "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
     "array": ("DeviceArray",),
     "context": ("Context",),
+    "crew": ("ExecutorBroken",),
     "current": ("current_context",),
     "device": ("Device", "devices"),
     "driver": ("Driver", "get_driver"),
@@ -91,6 +94,7 @@ _WHERE = {
         "UnsupportedPtx",
         "WrongContext",
     ),
+    "executor": ("FleetExecutor",),
     "foreign": ("as_array",),
     "graph": ("Graph",),
     "lease": ("Lease",),
@@ -122,6 +126,8 @@ __all__ = [
     "DeviceBuffer",
     "Driver",
     "Event",
+    "ExecutorBroken",
+    "FleetExecutor",
     "ForkedProcess",
     "GpufleetError",
     "Graph",
