@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpufleet.device import Device
 from gpufleet.errors import ContextInUse, GpufleetError, PoolBroken, PoolClosed, StickyError
+from gpufleet.worker import Outcome, Task, Worker
 
 if TYPE_CHECKING:
     from gpufleet.pool import ContextPool
@@ -50,16 +51,6 @@ class ExecutorStatistics(NamedTuple):
     busy_by_device: dict[int, int]
 
 
-class Task(NamedTuple):
-    """What `submit` was given, and the future that tells how it went."""
-
-    number: int
-    future: Future[Any]
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-
 class Desk:
     """The threads of one device, and the tasks that want them."""
 
@@ -73,30 +64,6 @@ class Desk:
     def busy(self) -> int:
         """How many threads run a task, or are about to."""
         return self.threads - len(self.idle)
-
-
-class Worker:
-    """One thread: what it is to run next, and what wakes it. Without a task it ends."""
-
-    def __init__(self, desk: Desk, task: Task) -> None:
-        self.desk = desk
-        self.task: Task | None = task
-        self._bell = threading.Lock()
-        self._bell.acquire()
-
-    def wake(self) -> None:
-        """Let `wait` return, once."""
-        self._bell.release()
-
-    def wait(self) -> Task | None:
-        """Wait for `wake`; return the task given meanwhile."""
-        self._bell.acquire()
-        return self.take()
-
-    def take(self) -> Task | None:
-        """Return the task, and hold it no more: its arguments may be large."""
-        task, self.task = self.task, None
-        return task
 
 
 class Crew:
@@ -203,41 +170,53 @@ class Crew:
                 self._fail([task])
                 return
             while task is not None:
-                self._run(worker.desk.device, task)
-                task = None  # what it held is free while this thread waits
-                task = self._next(worker)
+                task = self._run(worker, task)  # the one that was run is not kept while this thread waits
+                if task is None:
+                    task = worker.wait()
         finally:
-            self._leave(worker)
+            self._thread_ends(worker)
 
-    def _run(self, device: Device, task: Task) -> None:
-        future = task.future
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            with self.pool.lease(device):
-                result = task.function(*task.arguments, **task.keywords)
-        except BaseException as error:  # that of a worker thread is the caller's, whatever it is
-            future.set_exception(error)
-        else:
+    def _run(self, worker: Worker, task: Task) -> Task | None:
+        """Run a task and tell how it went; return the next one, or None to wait for one.
+
+        The future is told last, so that who waits for it finds the thread idle and the lease given back.
+        """
+        future, pool = task.future, self.pool
+        is_called = future.set_running_or_notify_cancel()
+        outcome: Outcome = None, None
+        if is_called:
+            outcome = worker.call(pool, task.function, *task.arguments, **task.keywords)
+            if worker.desk.device.driver.is_lost:
+                self._break_if_poisoned(worker.desk.device)
+        del task
+        following = self._next(worker)
+        if following is None or pool.has_waiters or worker.is_displaced:
+            outcome = worker.leave(outcome)
+        result, error = outcome
+        if not is_called:
+            return following
+        if error is None:
             future.set_result(result)
-        if device.driver.is_lost:
-            self._break_if_poisoned(device)
+        else:
+            future.set_exception(error)
+        return following
 
     def _next(self, worker: Worker) -> Task | None:
-        """Return the task submitted first that this thread may run; wait for one where there is none."""
+        """Return the task submitted first that this thread may run, or None: it is to wait then."""
         desk = worker.desk
         with self._lock:
-            queues = [queue for queue in (self.tasks, desk.tasks) if queue]
-            if queues:
-                return min(queues, key=_first_number).popleft()
+            queue = _first(self.tasks, desk.tasks)
+            if queue:
+                return queue.popleft()
             if self.is_over:
-                return None
-            desk.idle.append(worker)
+                worker.wake()  # at once, to its end
+            else:
+                desk.idle.append(worker)
         if self._is_forgotten:
             self._close_if_forgotten()
-        return worker.wait()
+        return None
 
-    def _leave(self, worker: Worker) -> None:
+    def _thread_ends(self, worker: Worker) -> None:
         with self._lock:
             worker.desk.threads -= 1
             has_ended = self._has_ended()
@@ -245,13 +224,11 @@ class Crew:
             self._end()
 
     def _has_begun(self, worker: Worker, begin: Callable[[], object]) -> bool:
-        try:
-            with self.pool.lease(worker.desk.device):
-                begin()
-        except BaseException as error:
-            self._break(f"the initializer of its threads failed: {error!r}", error)
-            return False
-        return True
+        _, error = worker.leave(worker.call(self.pool, begin))
+        if error is None:
+            return True
+        self._break(f"the initializer of its threads failed: {error!r}", error)
+        return False
 
     # The end
 
@@ -379,8 +356,11 @@ class Crew:
             )
 
 
-def _first_number(queue: deque[Task]) -> int:
-    return queue[0].number
+def _first(one: deque[Task], other: deque[Task]) -> deque[Task]:
+    """Return the queue whose first task was submitted first; an empty one if both are."""
+    if one and other:
+        return one if one[0].number < other[0].number else other
+    return one or other
 
 
 def _end_all() -> None:

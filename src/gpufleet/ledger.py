@@ -298,6 +298,11 @@ class Ledger:
     # What it is
 
     @property
+    def has_waiters(self) -> bool:
+        """Whether any lease is in the queue."""
+        return bool(self._waiters)
+
+    @property
     def poison(self) -> CudaError | None:
         """The fault that has ended the driver, as it saw it."""
         return self.groups[0].device.driver.poison if self.groups else None

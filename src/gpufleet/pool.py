@@ -106,6 +106,11 @@ class ContextPool:
         """Whether a kernel's fault has ended the driver."""
         return self._ledger.fault is not None or self._ledger.poison is not None
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a thread or task waits for a lease."""
+        return self._ledger.has_waiters
+
     def close(self, *, wait: bool = False) -> None:
         """Lend no context any more, and close each as soon as no lease is on it.
 
