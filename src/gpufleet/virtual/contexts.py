@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.virtual.engine import DeviceMemory
     from gpufleet.virtual.memory import Memory
     from gpufleet.virtual.modules import Module
+    from gpufleet.virtual.work import Scheduler
 
 _ids = itertools.count(1)
 
@@ -48,6 +49,8 @@ class Context:
         Its legacy default stream.
     streams, events, modules : dict
         What is to end with it, by handle.
+    gate : Operation or None
+        What streams that are made now have to wait for (cuCtxWaitEvent).
     peers : set of Context
         Whose memory its kernels may touch (cuCtxEnablePeerAccess).
     """
@@ -68,6 +71,7 @@ class Context:
         self.streams: dict[int, Stream] = {}
         self.events: dict[int, Event] = {}
         self.modules: dict[int, Module] = {}
+        self.gate: Operation | None = None
         self.peers: set[Context] = set()
         self.peer_version += 1
         self.limits: dict[str, int] = {}
@@ -92,6 +96,7 @@ class Context:
     def add_stream(self, stream: Stream) -> None:
         """Adopt a stream."""
         self.streams[stream.handle] = stream
+        stream.tail = self.gate
 
     def remove_stream(self, stream: Stream) -> None:
         """Forget a stream once its work has ended."""
@@ -105,9 +110,18 @@ class Context:
         stream: Stream | None = getattr(self._per_thread, "stream", None)
         if stream is None:
             stream = self._per_thread.stream = Stream(self, 0)
+            stream.tail = self.gate
             alive = [pair for pair in self._thread_streams if pair[0].is_alive() or pair[1].pending()]
             self._thread_streams = [*alive, (threading.current_thread(), stream)]
         return stream
+
+    def close_gate(self, scheduler: Scheduler, operation: Operation | None) -> None:
+        """Let streams that are made from now on wait for an operation, too; the lock is held."""
+        before = [each for each in (self.gate, operation) if each is not None and not each.done]
+        self.gate = None
+        if before:
+            self.gate = Operation(self.device.ordinal)
+            scheduler.submit(self.gate, before)
 
     def blocking_streams(self) -> Iterator[Stream]:
         """Yield the streams that the legacy default stream waits for."""

@@ -65,7 +65,9 @@ class Work:
         brief = pattern.brief
         if self.function is not None and self.launch is not None:
             brief = self.function.is_brief(math.prod(self.launch.grid) * math.prod(self.launch.block))
-        return Operation(pattern.device, pattern.action, on_worker=pattern.on_worker, brief=brief)
+        return Operation(
+            pattern.device, pattern.action, on_worker=pattern.on_worker, brief=brief, uses=pattern.uses
+        )
 
 
 class Node:

@@ -74,6 +74,8 @@ def cuCtxWaitEvent(state: State, hCtx: Any, hEvent: Any) -> None:
     context, event = state.live_context(hCtx), state.event(hEvent)
     with state.lock:
         streams = [context.legacy, *context.ordinary_streams()]
+        context.close_gate(state.scheduler, event.operation)
+    state.scheduler.settle()
     for stream in streams:
         wait_for_event(state.scheduler, stream, event)
 

@@ -98,14 +98,20 @@ def wait_for_users(state: State, allocation: Allocation) -> None:
     cuMemFree is implicitly synchronising: work that was issued before it still finds the memory.
     """
     for device in state.devices:
-        if allocation.is_host or device.ordinal == allocation.ordinal or _is_peer(state, device.ordinal):
+        if (
+            allocation.is_host
+            or device.ordinal == allocation.ordinal
+            or _reaches(state, device.ordinal, allocation)
+        ):
             state.wait_for_device(device)
     wait_for_copies(state, allocation)
 
 
-def _is_peer(state: State, ordinal: int) -> bool:
+def _reaches(state: State, ordinal: int, allocation: Allocation) -> bool:
+    """Say whether kernels of a device may be using the memory as a peer's; they do not say what they use."""
     with state.lock:
-        return any(context.peers for context in state.contexts.values() if context.device.ordinal == ordinal)
+        on_device = [each for each in state.contexts.values() if each.device.ordinal == ordinal]
+        return any(allocation.context in context.peers for context in on_device)
 
 
 def _freeable(state: State, address: int) -> Allocation:
