@@ -52,6 +52,15 @@ def context(device: Device) -> Iterator[gf.Context]:
     made.close()
 
 
+@pytest.fixture
+def both(two_devices: list[Device]) -> Iterator[list[gf.Context]]:
+    """Return a context of each of two devices."""
+    contexts = [device.create_context() for device in two_devices]
+    yield contexts
+    for context in contexts:
+        context.close()
+
+
 def _fresh_virtual() -> Driver:
     from gpufleet.virtual import VirtualDriver
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,6 @@ from gpufleet.driver import Driver
 from latches import Latch
 
 NUMBERS = np.arange(64 * 48, dtype="i4").reshape(64, 48)
-
-
-@pytest.fixture
-def both(two_devices: list[Device]) -> Iterator[list[gf.Context]]:
-    contexts = [device.create_context() for device in two_devices]
-    yield contexts
-    for context in contexts:
-        context.close()
 
 
 # Rows

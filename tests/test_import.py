@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +20,14 @@ NEVER_AT_IMPORT = (
     "zstandard",
     "gpufleet.virtual",
 )
-LIMIT_SECONDS = 0.15
+LIMIT_SECONDS = 0.1
 
 IMPORT = "import gpufleet"
 IMPORT_ALL = "import gpufleet; [getattr(gpufleet, name) for name in gpufleet.__all__]"
 
 
 @pytest.mark.parametrize("statement", [IMPORT, IMPORT_ALL], ids=["import", "every name"])
-def test_import_takes_little_time_beyond_numpy(statement: str) -> None:
+def test_import_takes_little_time_beyond_numpy(statement: str, tmp_path: Path) -> None:
     script = f"""
         import json, time
         import numpy, numpy.typing
@@ -33,7 +35,10 @@ def test_import_takes_little_time_beyond_numpy(statement: str) -> None:
         {statement}
         print(json.dumps(time.process_time() - began))
         """
-    best = min(answer(script) for _ in range(5))
+    compiled = compiled_once(tmp_path)
+    answer(script, compiled)  # compiles
+
+    best = min(answer(script, compiled) for _ in range(5))
 
     assert best < LIMIT_SECONDS
 
@@ -92,9 +97,19 @@ def test_import_reads_no_environment_variable(statement: str) -> None:
     assert answer(script) == []
 
 
-def answer(script: str) -> Any:
+def compiled_once(folder: Path) -> dict[str, str]:
+    """Return an environment whose interpreters keep their bytecode in `folder`.
+
+    A test machine may forbid bytecode, or hold an editable install that has none: then
+    every import would count the compiling of all source, which users never see.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return environment | {"PYTHONPYCACHEPREFIX": str(folder)}
+
+
+def answer(script: str, environment: dict[str, str] | None = None) -> Any:
     """Run `script` in a new interpreter; return the JSON that it prints."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -199,6 +199,23 @@ def test_shared_memory_that_is_closed_in_another_librarys_capture_is_freed_after
         assert address not in context.heap.live
 
 
+def test_a_context_is_closed_while_a_dropped_array_waits_to_be_let_go(device: Device) -> None:
+    context = device.create_context()
+    with context.alloc(96) as buffer:
+        array = gf.as_array(ByDlpack(buffer), context=context)
+    del array
+    context.close()
+
+
+def test_memory_of_a_stream_that_was_closed_is_handed_out(context: gf.Context) -> None:
+    with context.stream() as stream, Latch(stream):
+        buffer = context.alloc(96, stream=stream)  # not ready before the latch is open
+    assert stream.is_closed
+
+    with buffer:
+        assert gf.as_array(ByDlpack(buffer), context=context).address == buffer.address
+
+
 def test_the_consumers_stream_waits_for_work_on_the_buffer(context: gf.Context) -> None:
     with context.stream() as mine, context.stream() as theirs, context.alloc(96) as buffer:
         with Latch(mine):

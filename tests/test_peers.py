@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,6 @@ POOL, PLAIN = gf.PoolAllocator(), gf.PlainAllocator()
 @pytest.fixture(scope="module")
 def image() -> bytes:
     return compile_source(SOURCE, arch=75, target="ptx").code
-
-
-@pytest.fixture
-def both(two_devices: list[Device]) -> Iterator[list[gf.Context]]:
-    contexts = [device.create_context() for device in two_devices]
-    yield contexts
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture

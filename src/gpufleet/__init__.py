@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from gpufleet.array import DeviceArray
     from gpufleet.context import Context
+    from gpufleet.crew import ExecutorBroken
     from gpufleet.current import current_context
     from gpufleet.device import Device, devices
     from gpufleet.driver import Driver, get_driver
@@ -39,16 +40,23 @@ if TYPE_CHECKING:
         ImageError,
         KernelArgumentError,
         LaunchError,
+        LeaseEnded,
         NoDriver,
+        PoolBroken,
+        PoolClosed,
+        PoolTimeout,
         StickyError,
         UnsupportedPtx,
         WrongContext,
     )
+    from gpufleet.executor import FleetExecutor
     from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
+    from gpufleet.lease import Lease
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
     from gpufleet.pinned_memory import PinnedBuffer, pinned, trim_pinned
+    from gpufleet.pool import ContextPool
     from gpufleet.program import Kernel, Program
     from gpufleet.queue import as_stream
     from gpufleet.registration import Registration, registered
@@ -61,6 +69,7 @@ _WHERE = {
     "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
     "array": ("DeviceArray",),
     "context": ("Context",),
+    "crew": ("ExecutorBroken",),
     "current": ("current_context",),
     "device": ("Device", "devices"),
     "driver": ("Driver", "get_driver"),
@@ -76,16 +85,23 @@ _WHERE = {
         "ImageError",
         "KernelArgumentError",
         "LaunchError",
+        "LeaseEnded",
         "NoDriver",
+        "PoolBroken",
+        "PoolClosed",
+        "PoolTimeout",
         "StickyError",
         "UnsupportedPtx",
         "WrongContext",
     ),
+    "executor": ("FleetExecutor",),
     "foreign": ("as_array",),
     "graph": ("Graph",),
+    "lease": ("Lease",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
     "pinned_memory": ("PinnedBuffer", "pinned", "trim_pinned"),
+    "pool": ("ContextPool",),
     "program": ("Kernel", "Program"),
     "queue": ("as_stream",),
     "registration": ("Registration", "registered"),
@@ -102,6 +118,7 @@ __all__ = [
     "Context",
     "ContextClosed",
     "ContextInUse",
+    "ContextPool",
     "ContextWarning",
     "CudaError",
     "Device",
@@ -109,6 +126,8 @@ __all__ = [
     "DeviceBuffer",
     "Driver",
     "Event",
+    "ExecutorBroken",
+    "FleetExecutor",
     "ForkedProcess",
     "GpufleetError",
     "Graph",
@@ -116,6 +135,8 @@ __all__ = [
     "Kernel",
     "KernelArgumentError",
     "LaunchError",
+    "Lease",
+    "LeaseEnded",
     "LimitedAllocator",
     "ManagedBuffer",
     "ManagedMemoryWarning",
@@ -123,6 +144,9 @@ __all__ = [
     "PinnedBuffer",
     "PlainAllocator",
     "PoolAllocator",
+    "PoolBroken",
+    "PoolClosed",
+    "PoolTimeout",
     "Program",
     "Registration",
     "StatisticsAllocator",

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.dlpack import CUDA, capsule_of
+from gpufleet.host_view import array_over
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,14 +107,13 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3."""
-        stream = self.buffer.share()
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
             "descr": self.dtype.descr,
             "data": (self.address, False),
             "strides": None if self.is_contiguous else self.strides,
-            "stream": stream,
+            "stream": self.buffer.share(),
             "version": 3,
         }
 
@@ -168,24 +168,16 @@ class DeviceArray:
         return f"<DeviceArray {self.shape} {self.dtype} at {self.address:#x} of {self.buffer.context!r}>"
 
 
-class _StandIn:
-    """What a NumPy array, which nobody ever touches, is told of device memory."""
-
-    def __init__(self, array: DeviceArray) -> None:
-        self._loan = array.buffer.lend()
-        self.__array_interface__ = {
-            "shape": array.shape,
-            "typestr": array.dtype.str,
-            "data": (array.address, False),
-            "strides": array.strides,
-            "version": 3,
-        }
-
-
 def _stand_in(array: DeviceArray) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    return np.asarray(_StandIn(array))
+    """Return a NumPy array at the device's address, which nobody ever touches."""
+    interface = {
+        "shape": array.shape,
+        "typestr": array.dtype.str,
+        "data": (array.address, False),
+        "strides": array.strides,
+        "version": 3,
+    }
+    return array_over(array.buffer.lend(), interface)
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

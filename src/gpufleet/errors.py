@@ -85,6 +85,33 @@ class WrongContext(GpufleetError):
     """An object was used with an object of another context, or left in the wrong order."""
 
 
+class LeaseEnded(GpufleetError):
+    """A lease was used after it had been given back, or twice at once."""
+
+
+class PoolTimeout(GpufleetError, TimeoutError):
+    """No context of a pool became free in time."""
+
+
+class PoolClosed(GpufleetError):
+    """The pool or executor was closed."""
+
+
+class PoolBroken(GpufleetError):
+    """A kernel's fault has ended a pool or executor for good.
+
+    Its `__cause__` is the `StickyError`; `launches` are those that were in flight. A supervisor that sees
+    this replaces the process (or, with virtual devices, the driver) and not the pool.
+    """
+
+    def __init__(self, message: str, launches: tuple[str, ...] = ()) -> None:
+        super().__init__(message, launches)
+        self.launches = launches
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ForkedProcess(GpufleetError):
     """A forked child uses a driver that its parent had initialised."""
 

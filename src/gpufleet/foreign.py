@@ -13,7 +13,8 @@ from gpufleet.errors import WrongContext
 from gpufleet.heap import Block
 from gpufleet.lent import Lent, let_go
 from gpufleet.memory import DeviceBuffer
-from gpufleet.protocols import foreign_memory, is_foreign
+from gpufleet.protocols import ForeignMemory, foreign_memory, is_foreign
+from gpufleet.sharing import active_primary
 from gpufleet.stream import Stream
 
 
@@ -54,7 +55,7 @@ def as_array(array: Any, *, context: Context | None = None, stream: Stream | Non
         raise ValueError(f"the {type(array).__name__} has no memory: expected one element or more")
     if stream is None:
         queue.synchronize()
-    lowest, nbytes = _extent(memory.address, memory.shape, memory.strides, memory.dtype.itemsize)
+    lowest, nbytes = _extent(memory)
     buffer = DeviceBuffer(home, Block(lowest, nbytes, Lent(memory.owner), None))
     return DeviceArray(buffer, memory.dtype, memory.shape, memory.strides, memory.address - lowest)
 
@@ -92,30 +93,23 @@ def _owner_of(driver: Driver, array: Any) -> Context | None:
 
 def _primary(device: Device, array: Any) -> Context:
     """Return the primary context of a device, which another library has retained."""
-    driver, handle = device.driver, device.handle
-    if not driver.cuDevicePrimaryCtxGetState(handle)[1]:
-        raise WrongContext(
-            f"there is no context for the {type(array).__name__} on {device!r}: give context=, or enter one"
-        )
-    primary = driver.cuDevicePrimaryCtxRetain(handle)
-    try:
-        return context_of(driver, primary)
-    finally:
-        driver.cuDevicePrimaryCtxRelease(handle)
+    with active_primary(device) as primary:
+        if primary is not None:
+            return context_of(device.driver, primary)
+    raise WrongContext(
+        f"there is no context for the {type(array).__name__} on {device!r}: give context=, or enter one"
+    )
 
 
-def _extent(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
-) -> tuple[int, int]:
+def _extent(memory: ForeignMemory) -> tuple[int, int]:
     """Return the lowest address of an array, and the bytes from there to its end.
 
     A stride may be negative, and the first element then is not the lowest in memory.
     """
-    if strides is None:
-        count = itemsize
-        for length in shape:
-            count *= length
-        return address, count
-    steps = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True) if length > 1]
-    lowest = address + sum(step for step in steps if step < 0)
-    return lowest, address + sum(step for step in steps if step > 0) + itemsize - lowest
+    if memory.strides is None:
+        return memory.address, memory.nbytes
+    pairs = zip(memory.shape, memory.strides, strict=True)
+    steps = [(length - 1) * stride for length, stride in pairs if length > 1]
+    before = sum(step for step in steps if step < 0)
+    behind = sum(step for step in steps if step > 0)
+    return memory.address + before, behind + memory.dtype.itemsize - before

@@ -188,12 +188,18 @@ class Heap:
             block.origin = None
             return True
         if queue.graph is not None:  # a wait for what is not captured would break the capture
-            wait(self.context.driver, "cuStreamQuery", "cuStreamSynchronize", origin.handle)
-            block.origin = None
+            self.make_usable(block)
             return True
         if origin.key != queue.key and queue.key not in block.uses:
             join(queue.handle, origin, self.context.driver)
         return False
+
+    def make_usable(self, block: Block) -> None:
+        """Wait until all streams, also of other libraries, may use the block."""
+        origin = block.origin
+        if origin is not None and not origin.is_closed:
+            wait(self.context.driver, "cuStreamQuery", "cuStreamSynchronize", origin.handle)
+        block.origin = None
 
     def _make_room(self) -> None:
         with self.context:
@@ -206,8 +212,10 @@ class Heap:
         """Free a block behind all work that uses it; the caller does not wait."""
         if self._waiting:
             self.drain()
-        if self._holds or not (self._free_at_once(block) or self._free_behind_all(block)):
+        if self._holds:
             self._waiting.append(block)
+        else:
+            self._free_if_allowed(block)
 
     def free_forgotten(self, block: Block) -> None:
         """Free a block from a finalizer, which enters no context: at once, or else at the next call."""
@@ -249,13 +257,18 @@ class Heap:
 
     def drain(self) -> None:
         """Free what waits to be freed."""
-        for _ in range(0 if self._holds else len(self._waiting)):
+        for _ in range(len(self._waiting)):
+            if self._holds:
+                return
             try:
                 block = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            if not (self._free_at_once(block) or self._free_behind_all(block)):
-                self._waiting.append(block)
+            self._free_if_allowed(block)
+
+    def _free_if_allowed(self, block: Block) -> None:
+        if not (self._free_at_once(block) or self._free_behind_all(block)):
+            self._waiting.append(block)
 
     @contextlib.contextmanager
     def frees_held(self) -> Iterator[None]:
@@ -334,12 +347,17 @@ class Heap:
                     steps.callback(driver.cuEventDestroy, event)
             steps.callback(driver.cuStreamSynchronize, self._frees)
             for block in list(self.live.values()):
-                steps.callback(self._free_behind_all, block)
+                steps.callback(self._free_if_live, block)
             steps.callback(settle, driver)
             steps.callback(driver.cuCtxSynchronize)
             self._holds = 0
             self._waiting.clear()
         self.is_closed = True
+
+    def _free_if_live(self, block: Block) -> None:
+        """Free a block that no finalizer has freed since: dropping what waits can end a loan."""
+        if self.live.get(block.address) is block:
+            self._free_behind_all(block)
 
 
 def join(later: Any, queue: Queue, driver: Any) -> None:

@@ -1,4 +1,4 @@
-"""How does NumPy see page-locked and managed memory?"""
+"""How does NumPy see memory that is not its own?"""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class _Bytes:
-    """What NumPy is shown: not the owner itself, whose buffer protocol is made from this array."""
+class _Shown:
+    """What NumPy is shown: not the owner itself, whose buffer protocol may be made from this array."""
 
-    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
+    def __init__(self, owner: Any, interface: dict[str, Any]) -> None:
         self._owner = owner
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        self.__array_interface__ = interface
+
+
+def array_over(owner: Any, interface: dict[str, Any]) -> NDArray[Any]:
+    """Return the array that an `__array_interface__` describes, which keeps `owner` alive."""
+    import numpy as np
+
+    return np.asarray(_Shown(owner, interface))
 
 
 def host_view(owner: Any, address: int, nbytes: int) -> NDArray[Any]:
     """Return memory as an array of bytes, which keeps `owner` alive."""
-    import numpy as np
+    return array_over(owner, byte_interface(address, nbytes))
 
-    return np.asarray(_Bytes(owner, address, nbytes))
+
+def byte_interface(address: int, nbytes: int) -> dict[str, Any]:
+    """Describe bytes as `__array_interface__` and `__cuda_array_interface__` do."""
+    return {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}

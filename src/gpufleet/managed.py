@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.allocators import OUT_OF_MEMORY
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
 from gpufleet.heap import Queue
-from gpufleet.host_view import host_view
+from gpufleet.host_view import byte_interface, host_view
 from gpufleet.stream import Stream
 from gpufleet.transfer import Transfer
 
@@ -136,7 +136,7 @@ class ManagedBuffer:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         self._check_on_host()
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return byte_interface(self.address, self.nbytes)
 
     def _check_on_host(self) -> None:
         self.check_open()
@@ -147,7 +147,7 @@ class ManagedBuffer:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The bytes, as other libraries take them. `close` waits for the device's work, also for theirs."""
         self.check_open()
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return byte_interface(self.address, self.nbytes)
 
     def __buffer__(self, flags: int) -> memoryview:
         """Give the memory to what takes a buffer (Python 3.12 and later; before, use `array`)."""
@@ -196,15 +196,16 @@ class ManagedBuffer:
         """
         self.check_open()
         nbytes = self._checked(offset, nbytes)
+        given = None if stream is None else self.context.as_stream(stream)
         if self._can_move("prefetch", where):
-            queue = self.context.main_stream if stream is None else self.context.as_stream(stream)
+            queue = self.context.main_stream if given is None else given
             with self.context:
                 self.context.driver.cuMemPrefetchAsync(
                     self.address + offset, nbytes, _location(where), 0, queue.handle
                 )
-            if stream is None:
+            if given is None:
                 queue.synchronize()
-        return None if stream is None else Transfer(self.context.as_stream(stream).hold(self))
+        return None if given is None else Transfer(given.hold(self))
 
     def advise(
         self, advice: str, where: Device | str = "host", *, offset: int = 0, nbytes: int | None = None

@@ -15,7 +15,7 @@ from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Block, Queue, forget, forget_quietly, join
 from gpufleet.lent import Lent
 from gpufleet.pinned_memory import PinnedBuffer
-from gpufleet.protocols import ForeignMemory, foreign_memory, is_foreign
+from gpufleet.protocols import LEGACY_AND_PER_THREAD, ForeignMemory, foreign_memory, is_foreign
 from gpufleet.sharing import AllWork, Loan
 from gpufleet.stream import Stream, wait
 from gpufleet.transfer import Transfer
@@ -111,11 +111,11 @@ class DeviceBuffer:
         BlockingCopyWarning
             If the stream made the caller wait: for more than 64 MiB of pageable memory.
         """
-        if isinstance(source, DeviceBuffer):
-            return copy_across(self, source, offset, self._stream(stream))
-        if is_foreign(source):
-            return self._copy_array(source, offset, self._stream(stream), is_source=True)
         stream = self._stream(stream)
+        if isinstance(source, DeviceBuffer):
+            return copy_across(self, source, offset, stream)
+        if is_foreign(source):
+            return self._copy_array(source, offset, stream, is_source=True)
         _note_user(source, stream)
         return copy_in(self, _host_array(source, writable=False), offset, pitch, stream)
 
@@ -268,7 +268,7 @@ class DeviceBuffer:
 
         The memory is freed behind all work that the device has been given by then.
         """
-        users = self._pending_users()
+        users = self._share()
         if len(users) == 1 and isinstance(users[0], Stream):
             return users[0].address
         if not users:
@@ -280,42 +280,49 @@ class DeviceBuffer:
 
     def share_in(self, stream: int) -> None:
         """As `share`, and let another library's stream (1 or 2: a default one; -1: none) wait by itself."""
-        users, driver = self._pending_users(), self.context.driver
+        users, driver = self._share(), self.context.driver
         if stream == -1:
             return
         # A default stream is the current context's; where none is current there is none that could wait.
-        can_wait = stream not in (1, 2) or int(driver.cuCtxGetCurrent())
+        can_wait = stream not in LEGACY_AND_PER_THREAD or int(driver.cuCtxGetCurrent())
         for queue in users:
             if can_wait:
                 join(stream, queue, driver)
             elif not queue.is_foreign:
                 wait(driver, "cuStreamQuery", "cuStreamSynchronize", queue.handle)
 
-    def _pending_users(self) -> list[Queue]:
+    def _share(self) -> list[Queue]:
+        """Note that another library gets the address; return the streams whose work it has to wait for."""
         self.check_open()
-        block, driver = self._block, self.context.driver
-        if block is not None and block.origin is not None:
-            wait(driver, "cuStreamQuery", "cuStreamSynchronize", block.origin.handle)
-            block.origin = None
-        users = [queue for queue in self.uses.values() if not queue.is_closed and queue.graph is None]
+        block = self._block
+        if block is not None:
+            self.context.heap.make_usable(block)
+        users = [
+            queue
+            for queue in self.uses.values()
+            if not (queue.is_closed or queue.graph is not None or isinstance(queue, AllWork))
+        ]
         if not self._is_shared:
             everything = AllWork(self.context)
             self.uses[everything.key] = everything
             self._is_shared, self.usable_in = True, self.context
-        return [queue for queue in users if not isinstance(queue, AllWork)]
+        return users
 
     def lend(self) -> Loan:
         """Return what keeps the memory when the buffer is closed before another library is done."""
         self.check_open()
-        loan = self._loan() if self._loan is not None else None
+        loan = self._living_loan()
         if loan is None:
             loan = Loan()
             self._loan = weakref.ref(loan)
         return loan
 
-    def _is_lent(self, block: Block) -> bool:
-        """Leave the block to other libraries, if they have it still."""
-        loan = self._loan() if self._loan is not None else None
+    def _living_loan(self) -> Loan | None:
+        return None if self._loan is None else self._loan()
+
+    def _leave_to_borrowers(self, block: Block) -> bool:
+        """Leave the block to other libraries; say False, and do nothing, if none has it."""
+        loan = self._living_loan()
         if loan is None:
             return False
         context = self.context
@@ -341,7 +348,7 @@ class DeviceBuffer:
         Memory that another library has taken by DLPack is freed when that drops it.
         """
         block = self._take_block()
-        if block is not None and not self._is_lent(block):
+        if block is not None and not self._leave_to_borrowers(block):
             heap = self.context.heap
             self.context.if_alive(lambda: heap.free(block))
 
@@ -356,7 +363,7 @@ class DeviceBuffer:
             return
         # No weakref.finalize: it would keep the streams in `uses`, and with them their contexts, alive.
         block = self._take_block()
-        if block is None or self._is_lent(block):
+        if block is None or self._leave_to_borrowers(block):
             return
         # The last reference to what is shared may be the other library's, which knows of no `close`.
         if self._is_shared or isinstance(block.allocator, Lent):

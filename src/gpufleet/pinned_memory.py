@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import ContextClosed, WrongContext
 from gpufleet.heap import Queue
-from gpufleet.host_view import host_view
+from gpufleet.host_view import byte_interface, host_view
 from gpufleet.registration import Lock, find_home, lock, release_home, unlock
 from gpufleet.stream import DISABLE_TIMING, is_ready
 
@@ -90,7 +90,7 @@ class PinnedBuffer:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         self.check_open()
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+        return byte_interface(self.address, self.nbytes)
 
     def __buffer__(self, flags: int) -> memoryview:
         """Give the memory to what takes a buffer (Python 3.12 and later; before, use `array`)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpufleet.dlpack import ON_GPU, VERSION, dtype_of, managed_tensor
 from gpufleet.heap import Queue
-from gpufleet.stream import DISABLE_TIMING
+from gpufleet.stream import passing_event
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,10 +41,7 @@ class ForeignMemory(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of all elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
@@ -133,16 +131,9 @@ def wait_for(producer: int, queue: Queue) -> None:
         owner = current if int(current) else queue.context.handle
     else:
         owner = driver.cuStreamGetCtx(producer)
-    driver.cuCtxPushCurrent(owner)
-    try:
-        event = driver.cuEventCreate(DISABLE_TIMING)
-        try:
-            driver.cuEventRecord(event, producer)
-            driver.cuStreamWaitEvent(queue.handle, event, 0)
-        finally:
-            driver.cuEventDestroy(event)
-    finally:
-        driver.cuCtxPopCurrent()
+    with passing_event(driver, owner) as event:
+        driver.cuEventRecord(event, producer)
+        driver.cuStreamWaitEvent(queue.handle, event, 0)
 
 
 def _by_dlpack(value: Any, queue: Queue) -> ForeignMemory | None:

@@ -67,7 +67,7 @@ def as_stream(stream: Any, driver: DriverLike = None) -> Stream:
     """
     if isinstance(stream, Stream):
         return stream
-    chosen = driver if driver is None or type(driver) is Driver else get_driver(driver)
+    chosen = None if driver is None else get_driver(driver)
     address = address_of(stream)
     return ForeignStream(_context_of_stream(address, chosen), address, stream)
 

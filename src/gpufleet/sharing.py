@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.stream import DISABLE_TIMING
+from gpufleet.stream import passing_event
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
+    from gpufleet.device import Device
+    from gpufleet.driver import Driver
     from gpufleet.graph import Graph
 
 
@@ -41,32 +45,29 @@ class AllWork:
         context = self.context
         _precede(later, context.driver, context.handle)
         if context.kind == "created":
-            _precede_primary(later, context)
+            with active_primary(context.device) as primary:
+                if primary is not None:
+                    _precede(later, context.driver, primary)
 
 
-def _precede(later: Any, driver: Any, handle: Any) -> None:
-    driver.cuCtxPushCurrent(handle)
-    try:
-        event = driver.cuEventCreate(DISABLE_TIMING)
-        try:
-            driver.cuCtxRecordEvent(handle, event)
-            driver.cuStreamWaitEvent(later, event, 0)
-        finally:
-            driver.cuEventDestroy(event)
-    finally:
-        driver.cuCtxPopCurrent()
+def _precede(later: Any, driver: Driver, handle: Any) -> None:
+    with passing_event(driver, handle) as event:
+        driver.cuCtxRecordEvent(handle, event)
+        driver.cuStreamWaitEvent(later, event, 0)
 
 
-def _precede_primary(later: Any, context: Context) -> None:
-    driver, device = context.driver, context.device.handle
-    _flags, is_active = driver.cuDevicePrimaryCtxGetState(device)
-    if not is_active:
+@contextlib.contextmanager
+def active_primary(device: Device) -> Iterator[Any]:
+    """Yield the handle of a device's primary context, retained meanwhile; None where it is not active."""
+    driver = device.driver
+    if not driver.cuDevicePrimaryCtxGetState(device.handle)[1]:
+        yield None
         return
-    handle = driver.cuDevicePrimaryCtxRetain(device)
+    handle = driver.cuDevicePrimaryCtxRetain(device.handle)
     try:
-        _precede(later, driver, handle)
+        yield handle
     finally:
-        driver.cuDevicePrimaryCtxRelease(device)
+        driver.cuDevicePrimaryCtxRelease(device.handle)
 
 
 class Loan:

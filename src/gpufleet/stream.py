@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -342,6 +344,20 @@ class Event:
 
     def __repr__(self) -> str:
         return f"<Event {int(self.handle):#x} of {self.context!r}>"
+
+
+@contextlib.contextmanager
+def passing_event(driver: Driver, context: Any) -> Iterator[Any]:
+    """Yield an event of a context (a CUcontext), which is current meanwhile; then destroy the event."""
+    driver.cuCtxPushCurrent(context)
+    try:
+        event = driver.cuEventCreate(DISABLE_TIMING)
+        try:
+            yield event
+        finally:
+            driver.cuEventDestroy(event)
+    finally:
+        driver.cuCtxPopCurrent()
 
 
 SPIN_SECONDS = 0.0001

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from virtual_fakes import SECONDS, Latch, code, in_thread, ptx, value
+from virtual_fakes import SECONDS, Latch, assert_waits_for, code, in_thread, ptx, value
 
 
 def current(d: Any) -> int:
@@ -107,14 +107,8 @@ def test_destroying_waits_for_the_work_of_the_context(
     latch = Latch()
     launch(kernel(latch))
     latch.wait_until_entered()
-    ended = threading.Event()
-    thread = threading.Thread(target=lambda: (d.cuCtxDestroy(context), ended.set()))
-    thread.start()
-    assert not ended.wait(0.05)
-    latch.open()
-    assert ended.wait(SECONDS)
+    assert_waits_for(latch, lambda: d.cuCtxDestroy(context))
     assert not latch.was_cancelled
-    thread.join()
 
 
 def test_primary_context_lives_while_it_is_retained(d: Any) -> None:

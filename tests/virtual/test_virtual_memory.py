@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from virtual_fakes import SECONDS, Latch, code, fill, ptx, read_ints, value
+from virtual_fakes import Latch, assert_waits_for, code, fill, ptx, read_ints, value
 
 Run = Callable[..., str]
 
@@ -203,20 +202,13 @@ def test_a_large_copy_of_pageable_memory_blocks_the_caller(
     pointer, host = int(value(d.cuMemAlloc(size))), np.zeros(size, np.uint8)
     launch(kernel(latch), stream=stream)
     latch.wait_until_entered()
-    ended = threading.Event()
 
     def copy() -> None:
         d.cuCtxPushCurrent(context)
         to, source = (pointer, host.ctypes.data) if direction == "HtoD" else (host.ctypes.data, pointer)
         getattr(d, f"cuMemcpy{direction}Async")(to, source, size, stream)
-        ended.set()
 
-    thread = threading.Thread(target=copy)
-    thread.start()
-    assert not ended.wait(0.05)
-    latch.open()
-    assert ended.wait(SECONDS)
-    thread.join()
+    assert_waits_for(latch, copy)
 
 
 @pytest.mark.parametrize("registered", [False, True])
@@ -306,13 +298,7 @@ def test_free_waits_for_the_device(d: Any, context: Any, kernel: Any, launch: Ru
     latch, pointer = Latch(), value(d.cuMemAlloc(64))
     launch(kernel(latch), stream=value(d.cuStreamCreate(1)))
     latch.wait_until_entered()
-    ended = threading.Event()
-    thread = threading.Thread(target=lambda: (d.cuMemFree(pointer), ended.set()))
-    thread.start()
-    assert not ended.wait(0.05)
-    latch.open()
-    assert ended.wait(SECONDS)
-    thread.join()
+    assert_waits_for(latch, lambda: d.cuMemFree(pointer))
 
 
 def test_free_does_not_wait_for_another_device(d: Any, kernel: Any, launch: Run) -> None:
@@ -323,33 +309,6 @@ def test_free_does_not_wait_for_another_device(d: Any, kernel: Any, launch: Run)
     value(d.cuCtxCreate(None, 0, 0))
     assert code(d.cuMemFree(value(d.cuMemAlloc(64)))) == "SUCCESS"
     latch.open()
-
-
-@pytest.mark.parametrize("ends", ["free", "destroy"])
-def test_the_end_of_memory_waits_for_a_copy_of_another_device(
-    d: Any, kernel: Any, launch: Run, ends: str
-) -> None:
-    there = value(d.cuCtxCreate(None, 0, 0))
-    pointer = value(d.cuMemAlloc(64))
-    here = value(d.cuCtxCreate(None, 0, 1))
-    latch, stream, target = Latch(), value(d.cuStreamCreate(1)), value(d.cuMemAlloc(64))
-    launch(kernel(latch), stream=stream)
-    latch.wait_until_entered()
-    assert code(d.cuMemcpyPeerAsync(target, here, pointer, there, 64, stream)) == "SUCCESS"
-    ended = threading.Event()
-
-    def end() -> None:
-        d.cuCtxSetCurrent(there)
-        _ = d.cuMemFree(pointer) if ends == "free" else d.cuCtxDestroy(there)
-        ended.set()
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    assert not ended.wait(0.05)
-    latch.open()
-    assert ended.wait(SECONDS)
-    thread.join()
-    assert code(d.cuStreamSynchronize(stream)) == "SUCCESS"
 
 
 def test_a_copy_that_comes_after_the_free_of_its_memory_faults(

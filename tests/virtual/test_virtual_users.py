@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cuda.bindings import driver as cu
-from virtual_fakes import SECONDS, Latch, code, value
+from virtual_fakes import Latch, assert_waits_for, code, value
 
 Run = Callable[..., str]
 
@@ -29,39 +28,34 @@ def graph_of_a_copy(d: Any, target: Any, source: Any, stream: Any) -> Any:
 
 
 @pytest.mark.parametrize("ends", ["free", "destroy"])
-@pytest.mark.parametrize("user", ["box", "graph", "write_value"])
+@pytest.mark.parametrize("user", ["copy", "box", "graph", "write_value"])
 def test_the_end_of_memory_waits_for_its_users_on_another_device(
     d: Any, kernel: Any, launch: Run, user: str, ends: str
 ) -> None:
     there = value(d.cuCtxCreate(None, 0, 0))
     pointer = value(d.cuMemAlloc(64))
-    value(d.cuCtxCreate(None, 0, 1))
+    here = value(d.cuCtxCreate(None, 0, 1))
     latch, stream, target = Latch(), value(d.cuStreamCreate(1)), value(d.cuMemAlloc(64))
     graph = graph_of_a_copy(d, target, pointer, stream) if user == "graph" else None
     if user == "write_value":
         d.cuCtxEnablePeerAccess(there, 0)
     launch(kernel(latch), stream=stream)
     latch.wait_until_entered()
-    if user == "box":
+    if user == "copy":
+        assert code(d.cuMemcpyPeerAsync(target, here, pointer, there, 64, stream)) == "SUCCESS"
+    elif user == "box":
         assert code(d.cuMemcpy3DAsync(box(target, pointer), stream)) == "SUCCESS"
     elif user == "graph":
         assert code(d.cuGraphLaunch(graph, stream)) == "SUCCESS"
     else:
         assert code(d.cuStreamWriteValue32(stream, pointer, 1, 0)) == "SUCCESS"
         d.cuCtxDisablePeerAccess(there)  # so that it is not waited for as a peer's kernel would be
-    ended = threading.Event()
 
     def end() -> None:
         d.cuCtxSetCurrent(there)
         _ = d.cuMemFree(pointer) if ends == "free" else d.cuCtxDestroy(there)
-        ended.set()
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    assert not ended.wait(0.05)
-    latch.open()
-    assert ended.wait(SECONDS)
-    thread.join()
+    assert_waits_for(latch, end)
     assert code(d.cuStreamSynchronize(stream)) == "SUCCESS"
 
 

@@ -129,6 +129,22 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return box[0]
 
 
+def assert_waits_for(latch: Latch, call: Callable[[], object]) -> None:
+    """Make a call on a new thread: it must not end before the latch is opened, and must end then."""
+    ended = threading.Event()
+
+    def run() -> None:
+        call()
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert not ended.wait(0.05)
+    latch.open()
+    assert ended.wait(SECONDS)
+    thread.join()
+
+
 def read_ints(driver: Any, pointer: Any, count: int) -> list[int]:
     """Read ints of device memory."""
     host = (ctypes.c_int * count)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.engine import KernelFault
+from gpufleet.virtual.operations import Operation
 
 if TYPE_CHECKING:
     from gpufleet.virtual.contexts import Context
@@ -80,14 +82,15 @@ def locate(memory: Memory, context: Context, *sides: Side, for_graph: bool = Fal
                 raise Refusal("INVALID_VALUE", f"{known} is of a pool that is not open to the device")
 
 
-def others_memory(context: Context, *sides: Side) -> tuple[Allocation, ...]:
-    """Return the memory of other contexts that located sides are in.
+def transfer(context: Context, action: Callable[[], None], *sides: Side) -> Operation:
+    """Return the operation of a copy or fill in `context`, whose sides are located.
 
-    A free and the end of a context wait for the work of their own device; for what is given this memory in
-    other streams they wait by `Allocation.users`.
+    Memory of other contexts is to know of it: a free and the end of a context wait for the work of their
+    own device, and for this by `Allocation.users`.
     """
     used = (side.allocation for side in sides)
-    return tuple(each for each in used if each is not None and each.context is not context)
+    others = tuple(each for each in used if each is not None and each.context is not context)
+    return Operation(context.device.ordinal, action, uses=others)
 
 
 def move(memory: Memory, to: Side, source: Side) -> None:

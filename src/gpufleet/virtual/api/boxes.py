@@ -11,7 +11,7 @@ from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
-from gpufleet.virtual.transfers import Side, locate, move, others_memory
+from gpufleet.virtual.transfers import Side, locate, move, transfer
 
 Planes = list[tuple[Side, Side]]
 """Target and source of each plane."""
@@ -63,8 +63,7 @@ def _operation(state: State, context: Context, planes: Planes, keep: object, *, 
             move(memory, to, source)
         _ = keep  # a caller's buffer lives until the copy is done
 
-    sides = (side for plane in planes for side in plane)
-    return Operation(context.device.ordinal, run, uses=others_memory(context, *sides))
+    return transfer(context, run, *(side for plane in planes for side in plane))
 
 
 def _planes(copy: Any) -> Planes:

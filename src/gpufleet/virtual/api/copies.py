@@ -11,7 +11,7 @@ from gpufleet.virtual.host_pointers import host_address, read_bytes
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
-from gpufleet.virtual.transfers import Side, locate, move, others_memory
+from gpufleet.virtual.transfers import Side, locate, move, transfer
 
 STAGED = 2 << 20
 """A copy to a device from so much pageable memory returns at once; one of 4 MiB waits (driver 580, H200:
@@ -180,8 +180,7 @@ def _operation(state: State, stream: Stream, to: Side, source: Side, keep: objec
         move(memory, to, source)
         _ = keep  # a caller's buffer lives until the copy is done
 
-    context = stream.context
-    return Operation(context.device.ordinal, run, uses=others_memory(context, to, source))
+    return transfer(stream.context, run, to, source)
 
 
 def _rectangles(copy: Any) -> tuple[Side, Side]:

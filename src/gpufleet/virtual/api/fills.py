@@ -12,7 +12,7 @@ from gpufleet.virtual.graphs import Work
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue, enqueue_and_wait
-from gpufleet.virtual.transfers import Side, fill, locate, others_memory
+from gpufleet.virtual.transfers import Side, fill, locate, transfer
 
 
 @call(context=True)
@@ -168,5 +168,4 @@ def _operation(
     if known is not None and not ContextMemory(memory, context).reaches(known):
         raise Refusal("INVALID_VALUE", f"kernels of the stream's context do not reach {known}")
     masked = value & ((1 << 8 * item) - 1)
-    uses = others_memory(context, side)
-    return Operation(context.device.ordinal, lambda: fill(memory, side, masked, item), uses=uses)
+    return transfer(context, lambda: fill(memory, side, masked, item), side)

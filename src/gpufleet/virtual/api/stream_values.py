@@ -12,7 +12,7 @@ from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.operations import Operation
 from gpufleet.virtual.state import State
 from gpufleet.virtual.streams import Stream, enqueue
-from gpufleet.virtual.transfers import Side, fill, locate, others_memory
+from gpufleet.virtual.transfers import Side, fill, locate, transfer
 
 CONDITIONS: dict[int, Callable[[int, int, int], bool]] = {
     # The difference counts as a signed number, so that counters may wrap (cuda.h, CUstreamWaitValue_flags).
@@ -57,10 +57,7 @@ def _write(state: State, stream: Stream, address: int, value: int, size: int, fl
     if flags & ~NO_MEMORY_BARRIER:
         raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a write")
     memory, side = state.memory, _word(state, stream, address, size)
-    context = stream.context
-    operation = Operation(
-        context.device.ordinal, lambda: fill(memory, side, value, size), uses=others_memory(context, side)
-    )
+    operation = transfer(stream.context, lambda: fill(memory, side, value, size), side)
     enqueue(state.scheduler, stream, operation, kind="BATCH_MEM_OP")
 
 
