@@ -109,10 +109,9 @@ class Context:
     ) -> None:
         entries = of_thread.entries
         try:
-            if entries and entries[-1][0] is self and entries[-1][2]:
-                entry = entries.pop()
-            else:
-                entry = self._entry_below(entries)
+            entry = entries.pop() if entries else None
+            if entry is None or entry[0] is not self or not entry[2]:
+                entry = self._entry_below(entries, entry)
             if self.driver.is_forked:
                 return
             previous = entry[1]
@@ -180,8 +179,10 @@ class Context:
         if int(self.driver.cuCtxGetCurrent()) != int(previous):
             self.driver.cuCtxSetCurrent(previous)
 
-    def _entry_below(self, entries: ThreadEntries) -> Entry:
-        """Take out this thread's last `with` entry of this context, which is not the topmost one."""
+    def _entry_below(self, entries: ThreadEntries, top: Entry | None) -> Entry:
+        """Put `top` back, and take out this thread's last `with` entry of this context."""
+        if top is not None:
+            entries.append(top)
         for index in range(len(entries) - 1, -1, -1):
             context, _, by_with = entries[index]
             if context is self and by_with:
