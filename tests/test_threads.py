@@ -73,7 +73,9 @@ def test_each_request_in_a_fresh_thread_leaves_nothing_behind(driver: Driver, ad
             free = context.memory_info()[0]
             workers = [Worker(lambda n=n: request(n)) for n in range(20)]
             assert [worker.result() for worker in workers] == [32 * n for n in range(20)]
-            assert context.memory_info()[0] == free
+            assert context.heap.live == {}
+            if driver.is_virtual:  # a real driver's pool is as large as the requests at once have made it
+                assert context.memory_info()[0] == free
         assert pool.statistics().leased == 0
 
 
