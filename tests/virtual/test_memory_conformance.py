@@ -30,6 +30,8 @@ RACES = {
     ("streams", "without_a_context.event.query"),
 }
 """Answers that depend on whether a moment's work is done before the next call: READY or NOT_READY."""
+DEVICE_AS_RECORDED = {"green"}
+"""Chapters of which even the answers that depend on the device are the same, with as many multiprocessors."""
 
 sys.path.append(str(FOLDER))
 import memory_probes  # noqa: E402
@@ -38,13 +40,13 @@ PROBES = [
     (chapter, name)
     for chapter in memory_probes.CHAPTERS
     for name in RECORDED[chapter]
-    if not name.endswith(".value.hardware")
+    if chapter in DEVICE_AS_RECORDED or not name.endswith(".value.hardware")
 ]
 
 
 @functools.cache
 def answers(chapter: str) -> dict[str, Any]:
-    driver = VirtualDriver(devices=2, visible_devices=None)
+    driver = VirtualDriver(devices=2, multiprocessors=132, visible_devices=None)
     found: dict[str, Any] = json.loads(json.dumps(memory_probes.probe(chapter, driver, KERNELS)))
     driver.reset()
     return found
