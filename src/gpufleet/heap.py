@@ -340,7 +340,7 @@ class Heap:
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
             if self._left.pool is not None:
                 steps.callback(driver.cuMemPoolDestroy, self._left.pool)
-            if self.context.kind == "primary":
+            if self.context.leaves_contents:
                 steps.callback(driver.cuStreamDestroy, self.handle)
                 steps.callback(driver.cuStreamDestroy, self._frees)
                 for event in (self.joint, *self._tails.values()):
@@ -374,9 +374,8 @@ def join(later: Any, queue: Queue, driver: Any) -> None:
         return
     joint = queue.context.heap.joint
     with _joining:
-        with queue.context:
-            driver.cuEventRecord(joint, queue.handle)
-        driver.cuStreamWaitEvent(later, joint, 0)  # outside: a default stream is the current context's
+        driver.cuEventRecord(joint, queue.handle)
+        driver.cuStreamWaitEvent(later, joint, 0)
 
 
 _joining = threading.RLock()

@@ -77,9 +77,7 @@ def split(share: Share, groups: int, least: int, flags: int) -> tuple[list[Share
         raise Refusal("INVALID_VALUE", f"flags {flags} of a split exclude each other")
     total = len(share.multiprocessors)
     if share.split:
-        raise Refusal(
-            "INVALID_RESOURCE_CONFIGURATION", "a part is split again only when a green context has it"
-        )
+        raise Refusal("INVALID_RESOURCE_CONFIGURATION", "a part is not split before a green context has it")
     if not 0 <= least <= total:
         raise Refusal("INVALID_RESOURCE_CONFIGURATION", f"{least} multiprocessors: there are {total}")
     smallest, step = part_size(share.device, flags)

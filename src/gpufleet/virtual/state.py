@@ -212,9 +212,7 @@ class State:
         stream = self.streams.get(number)
         if stream is None:
             if number in self.detached_streams:
-                raise Refusal(
-                    "CONTEXT_IS_DESTROYED", f"the green context of stream {number:#x} was destroyed"
-                )
+                raise Refusal("CONTEXT_IS_DESTROYED", f"stream {number:#x} is of a destroyed green context")
             raise Refusal("INVALID_HANDLE", f"{number:#x} is no stream")
         return stream
 

@@ -44,7 +44,7 @@ def cuStreamGetDevResource(state: State, hStream: Any, typename: Any) -> Any:
 def cuDevSmResourceSplitByCount(
     state: State, nbGroups: int, input_: Any, flags: int, minCount: int
 ) -> tuple[list[Any], int, Any]:
-    """Split multiprocessors into parts of one size, and what is left; no groups: say how many there can be."""
+    """Split multiprocessors into parts of one size and a rest; for no groups, say how many there could be."""
     share = _share(state, input_)
     parts, rest = split(share, nbGroups or len(share.multiprocessors), minCount, flags)
     results = [_resource(state, part) for part in parts] if nbGroups else []
