@@ -187,8 +187,10 @@ def test_devices_are_given_as_objects_or_ordinals(device: Device) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"kind": "green"}, "not possible yet"),
-        ({"kind": "blue"}, "expected 'primary' or 'created'"),
+        ({"kind": "blue"}, "expected 'primary', 'created' or 'green'"),
+        ({"kind": "green", "max_threads_per_context": 2}, "one thread at a time"),
+        ({"kind": "green", "sm_count": 0}, "expected 1 or more, or None"),
+        ({"sm_count": 8}, "have the whole device"),
         ({"per_device": 0}, "expected 1 or more"),
         ({"per_device": 2}, "one primary context"),
         ({"max_threads_per_context": 0}, "expected 1 or more, or None"),

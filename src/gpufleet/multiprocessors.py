@@ -59,7 +59,7 @@ class Parts:
         self._lock = threading.Lock()
 
     def take(self, sm_count: int) -> Share:
-        """Take the parts that the fewest have, with at least `sm_count` multiprocessors, until `give_back`."""
+        """Take parts with at least `sm_count` multiprocessors, until `give_back`: the least taken."""
         with self._lock:
             free_first = sorted(range(len(self._users)), key=self._users.__getitem__)
             parts: list[int] = []
