@@ -63,17 +63,27 @@ class GreenContext(Context):
         """Create a green context with at least `sm_count` multiprocessors."""
         parts = parts_of(device)
         asked = checked_count(device, sm_count, parts.total)
-        driver = device.driver
         share = parts.take(asked)
         try:
-            green = driver.cuGreenCtxCreate(parts.describe(driver, share), device.handle, DEFAULT_STREAM)
-            try:
-                return cls(device, green, asked, parts, share)
-            except BaseException:
-                driver.cuGreenCtxDestroy(green)
-                raise
+            context = cls._of_share(device, asked, parts, share)
         except BaseException:
             parts.give_back(share)
+            raise
+        try:
+            _ = context.heap  # who frees a buffer needs it, and may not enter while another thread is inside
+        except BaseException:
+            context.close()
+            raise
+        return context
+
+    @classmethod
+    def _of_share(cls, device: Device, asked: int, parts: Parts, share: Share) -> GreenContext:
+        driver = device.driver
+        green = driver.cuGreenCtxCreate(parts.describe(driver, share), device.handle, DEFAULT_STREAM)
+        try:
+            return cls(device, green, asked, parts, share)
+        except BaseException:
+            driver.cuGreenCtxDestroy(green)
             raise
 
     # One thread at a time. The lock is held while a thread enters or leaves, not while it is inside: who

@@ -90,12 +90,15 @@ class Leftovers:
     pool : CUmemoryPool or None
     addresses : set of int
         Memory that is not freed.
+
+    The streams of the heap outlive what `Context.leaves_contents`, too.
     """
 
-    def __init__(self, frees: Any) -> None:
+    def __init__(self, frees: Any, streams: tuple[Any, ...]) -> None:
         self.pool: Any = None
         self.addresses: set[int] = set()
         self._frees = frees
+        self._streams = streams
 
     def free(self, driver: Driver) -> None:
         """Free everything; the streams are there still."""
@@ -104,6 +107,9 @@ class Leftovers:
                 driver.cuMemFreeAsync(address, self._frees)
         if self.pool is not None:
             driver.cuMemPoolDestroy(self.pool)
+        for stream in self._streams:
+            driver.cuStreamSynchronize(stream)
+            driver.cuStreamDestroy(stream)
 
 
 class Heap:
@@ -138,7 +144,8 @@ class Heap:
         self._tails: dict[Any, Any] = {}
         self._waiting: deque[Block] = deque()
         self._holds = 0
-        self._left = Leftovers(self._frees)
+        streams = (self.handle, self._frees) if context.leaves_contents else ()
+        self._left = Leftovers(self._frees, streams)
         context.life.leftovers = self._left.free
         self._open_to: set[int] = set()
         self._query = driver.raw.cuStreamQuery
