@@ -30,6 +30,12 @@ RACES = {
     ("streams", "without_a_context.event.query"),
 }
 """Answers that depend on whether a moment's work is done before the next call: READY or NOT_READY."""
+HAZARDS = [
+    "hazard.green_destroyed_while_current",
+    "hazard.green_destroyed_before_its_stream",
+    "hazard.green_destroyed_as_a_context",
+]
+"""Chapters that each had a process of their own, since the driver might have crashed: it answered."""
 DEVICE_AS_RECORDED = {"green"}
 """Chapters of which even the answers that depend on the device are the same, with as many multiprocessors."""
 
@@ -38,7 +44,7 @@ import memory_probes  # noqa: E402
 
 PROBES = [
     (chapter, name)
-    for chapter in memory_probes.CHAPTERS
+    for chapter in (*memory_probes.CHAPTERS, *HAZARDS)
     for name in RECORDED[chapter]
     if chapter in DEVICE_AS_RECORDED or not name.endswith(".value.hardware")
 ]

@@ -35,6 +35,9 @@ def revive_primary(device: Device) -> None:
 
 def end_context(state: State, context: Context) -> None:
     """Wait for a context's work, and others' copies of its memory, then end it and what belongs to it."""
+    for green in list(context.greens):  # of a primary context that is reset
+        if _end_green(state, green):
+            context.device.primary_retained -= 1
     _wait(state, context)
     with state.lock:
         owned = list(state.memory.owned_by(context))
@@ -64,11 +67,17 @@ def create_green(state: State, device: Device, share: Share) -> GreenContext:
 
 
 def end_green(state: State, green: GreenContext) -> None:
-    """Wait for a green context's work, then end it; its streams stay without it."""
+    """Wait for a green context's work, then end it, and give its retain of the primary context back."""
+    if _end_green(state, green):
+        release_primary(state, green.device)
+
+
+def _end_green(state: State, green: GreenContext) -> bool:
+    """End a green context, whose streams stay without it; False if another thread does."""
     _wait(state, green)
     with state.lock:
         if green.is_destroyed:
-            return
+            return False
         green.is_destroyed = True
         green.home.greens.remove(green)
     _wait(state, green)  # what other threads had begun to enter before
@@ -78,7 +87,7 @@ def end_green(state: State, green: GreenContext) -> None:
             state.streams.pop(stream.handle, None)
             state.detached_streams.add(stream.handle)
         green.streams = {}
-    release_primary(state, green.device)
+    return True
 
 
 def release_primary(state: State, device: Device) -> None:
