@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from gpufleet.device import Device
 from gpufleet.driver import Driver, get_driver
 from gpufleet.multiprocessors import parts_of
 from latches import Latch
-from leasing import SECONDS, Worker, current
+from leasing import SECONDS, Worker, check, current
 
 PTX = """
 .version 7.0
@@ -380,6 +381,49 @@ def test_buffer_that_two_of_them_use_is_freed_while_others_are_inside(
         stream.close()
 
 
+def test_green_context_that_something_displaced_is_put_right(green: gf.GreenContext) -> None:
+    with pytest.warns(gf.ContextWarning) as warned:
+        with green:
+            green.driver.cuCtxPopCurrent()
+    assert warned[0].filename == __file__
+    assert current(green.driver) == 0
+    with Inside(green):
+        pass
+
+
+def test_leaving_a_green_context_restores_what_was_current(
+    green: gf.GreenContext, context: gf.Context
+) -> None:
+    with context:
+        with pytest.raises(ZeroDivisionError), green:
+            _ = 1 // 0
+        assert context.is_current
+        with pytest.raises(gf.WrongContext):
+            green.pop()
+        green.stream().close()
+        assert context.is_current
+
+
+# Other devices
+
+
+def test_buffers_are_copied_between_green_contexts_of_two_devices(two_devices: list[Device]) -> None:
+    greens = [device.create_green_context(sm_count=1) for device in two_devices]
+    with greens[0].alloc(4096) as source, greens[1].alloc(4096) as target:
+        source.fill(3)
+        target.copy_from(source)
+        assert (target.to_numpy() == 3).all()
+    for green in greens:
+        green.close()
+
+
+def test_devices_are_split_each_for_itself(two_devices: list[Device]) -> None:
+    greens = [device.create_green_context(sm_count=device.multiprocessor_count) for device in two_devices]
+    for green in greens:
+        assert green.shared_sm_count == 0
+        green.close()
+
+
 # The end
 
 
@@ -446,7 +490,8 @@ def test_forgotten_one_is_destroyed_with_a_warning(virtual: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    "failing", ["cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuCtxFromGreenCtx", "cuStreamCreate"]
+    "failing",
+    ["cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuCtxFromGreenCtx", "cuGreenCtxStreamCreate"],
 )
 def test_creation_that_fails_leaves_nothing(virtual: Driver, failing: str) -> None:
     is_failing = True
@@ -463,6 +508,50 @@ def test_creation_that_fails_leaves_nothing(virtual: Driver, failing: str) -> No
     green = Device(0, driver).create_green_context(sm_count=Device(0, driver).multiprocessor_count)
     assert green.shared_sm_count == 0
     green.close()
+
+
+def test_open_one_is_no_trouble_when_the_interpreter_exits() -> None:
+    check("""
+    green = gf.devices("virtual")[0].create_green_context(sm_count=1)
+    with green:
+        buffer = green.alloc(16)
+    inside = threading.Event()
+    def hold():
+        with green:
+            inside.set()
+            threading.Event().wait()
+    threading.Thread(target=hold, daemon=True).start()
+    inside.wait()
+    """)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_child_is_told_so_whoever_was_inside() -> None:
+    check(
+        """
+        device = gf.devices("virtual")[0]
+        green = device.create_green_context(sm_count=1)
+        with green:
+            held = threading.Event()
+            def hold():
+                with green._turn:  # as a thread that is about to enter
+                    held.set()
+                    threading.Event().wait()
+            threading.Thread(target=hold, daemon=True).start()
+            held.wait()
+            child = os.fork()
+            if child:
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+                os._exit(0)
+            for use in (green.push, lambda: green.alloc(4), lambda: device.create_green_context(sm_count=1)):
+                try:
+                    use()
+                except gf.ForkedProcess as error:
+                    print("spawn" in str(error), flush=True)
+        green.close()
+        """,
+        "True\nTrue\nTrue\n0\n",
+    )
 
 
 def _multiprocessors(green: gf.GreenContext) -> set[int]:

@@ -27,7 +27,7 @@ from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
 from gpufleet.registration import unlock_all
-from gpufleet.stream import Event, Stream, StreamPriorities, settle
+from gpufleet.stream import NON_BLOCKING, Event, Stream, StreamPriorities, settle
 
 if TYPE_CHECKING:
     from gpufleet.allocators import Allocator
@@ -346,6 +346,12 @@ class Context:
                     if self.kind == "borrowed":
                         stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
+
+    def new_stream(self, priority: int = 0) -> Any:
+        """Create a non-blocking `CUstream`, for gpufleet's own use; this context is current."""
+        if priority:
+            return self.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
+        return self.driver.cuStreamCreate(NON_BLOCKING)
 
     def stream(self, *, priority: int = 0) -> Stream:
         """Create a non-blocking stream.

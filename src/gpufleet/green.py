@@ -11,6 +11,7 @@ from gpufleet.context import Context
 from gpufleet.entries import ThreadEntries, thread_entries
 from gpufleet.errors import ContextInUse
 from gpufleet.multiprocessors import Parts, Share, checked_count, parts_of
+from gpufleet.stream import NON_BLOCKING
 
 if TYPE_CHECKING:
     from gpufleet.allocators import Allocator
@@ -61,6 +62,7 @@ class GreenContext(Context):
     @classmethod
     def create(cls, device: Device, sm_count: int) -> GreenContext:
         """Create a green context with at least `sm_count` multiprocessors."""
+        device.driver.cuDeviceGetCount()  # raises in a forked child, where locks may be held for ever
         parts = parts_of(device)
         asked = checked_count(device, sm_count, parts.total)
         share = parts.take(asked)
@@ -90,6 +92,8 @@ class GreenContext(Context):
     # entered last is asked whether it still is.
 
     def _enter(self, by_with: bool) -> None:
+        if self.driver.is_lost:  # by a fork, say, when another thread held the lock
+            self._check_not_lost()
         entries = thread_entries()
         with self._turn:
             last = None if self._last is None else self._last()
@@ -103,6 +107,9 @@ class GreenContext(Context):
             super()._enter(by_with)
 
     def _leave(self) -> None:
+        if self.driver.is_forked:
+            super()._leave()
+            return
         with self._turn:
             super()._leave()
 
@@ -110,6 +117,10 @@ class GreenContext(Context):
         """Undo this thread's last `push`, as `Context.pop` does."""
         with self._turn:
             super().pop()
+
+    def new_stream(self, priority: int = 0) -> Any:
+        """Create a non-blocking `CUstream`, for gpufleet's own use."""
+        return self.driver.cuGreenCtxStreamCreate(self.green_handle, NON_BLOCKING, priority)
 
     def alloc(
         self, nbytes: int, *, stream: Stream | None = None, allocator: Allocator | None = None

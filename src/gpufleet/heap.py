@@ -20,7 +20,7 @@ from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAl
 from gpufleet.errors import CudaError
 from gpufleet.lent import Lent
 from gpufleet.sharing import AllWork
-from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
+from gpufleet.stream import DISABLE_TIMING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -136,10 +136,10 @@ class Heap:
         # memory ends with it and needs no stream to be freed.
         self.allocator: Allocator = PlainAllocator() if context.kind == "borrowed" else PoolAllocator()
         self.live: dict[int, Block] = {}
-        self.handle: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self.handle: Any = context.new_stream()
         self.key = int(self.handle)
         self.is_closed = False
-        self._frees: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self._frees: Any = context.new_stream()
         self.joint: Any = driver.cuEventCreate(DISABLE_TIMING)
         self._tails: dict[Any, Any] = {}
         self._waiting: deque[Block] = deque()

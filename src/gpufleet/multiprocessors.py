@@ -56,6 +56,7 @@ class Parts:
         if not self._counts[-1]:
             del self._resources[-1], self._counts[-1]
         self._users = [0] * len(self._counts)
+        self._descriptions: dict[tuple[int, ...], Any] = {}
         self._lock = threading.Lock()
 
     def take(self, sm_count: int) -> Share:
@@ -79,9 +80,13 @@ class Parts:
                 self._users[part] -= 1
 
     def describe(self, driver: Driver, share: Share) -> Any:
-        """Return the driver's description (CUdevResourceDesc) of a share."""
-        resources = [self._resources[part] for part in share.parts]
-        return driver.cuDevResourceGenerateDesc(resources, len(resources))
+        """Return the description (CUdevResourceDesc) of a share. The driver keeps it for ever: made once."""
+        description = self._descriptions.get(share.parts)
+        if description is None:
+            resources = [self._resources[part] for part in share.parts]
+            description = driver.cuDevResourceGenerateDesc(resources, len(resources))
+            self._descriptions[share.parts] = description
+        return description
 
     def equal_share(self, contexts: int) -> int:
         """Return how many multiprocessors each of so many contexts asks for, so that they share none."""

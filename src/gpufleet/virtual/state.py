@@ -82,8 +82,9 @@ class State:
         Calls of finalizers that came at a bad moment.
     contexts, streams, events, modules, functions, libraries, kernels, pools, green_contexts : dict
         The objects behind the handles; destroyed contexts stay, since they may still be pushed.
-    shares : dict
-        What resources and their descriptors stand for, by number; they stay, as the real ones do.
+    shares, share_numbers : dict
+        What resources and their descriptors stand for, by number, and the numbers; they stay, as the real
+        ones do.
     detached_streams : set of int
         The streams of destroyed green contexts.
     captures : Captures
@@ -115,6 +116,7 @@ class State:
         self.pools: dict[int, Pool] = {}
         self.green_contexts: dict[int, GreenContext] = {}
         self.shares: dict[int, Share] = {}
+        self.share_numbers: dict[Share, int] = {}
         self.detached_streams: set[int] = set()
         self.graphs = Graphs()
         self.captures = Captures(self.graphs)

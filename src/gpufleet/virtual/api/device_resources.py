@@ -91,10 +91,12 @@ def _share(state: State, resource: Any) -> Share:
 
 
 def _enter(state: State, share: Share) -> int:
-    handle = new_handle()
     with state.lock:
-        state.shares[handle] = share
-    return handle
+        found = state.share_numbers.get(share)
+        if found is None:
+            found = state.share_numbers[share] = new_handle()
+            state.shares[found] = share
+        return found
 
 
 def _number_in(resource: Any) -> ctypes.c_uint64:
