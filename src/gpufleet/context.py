@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpufleet import peers
-from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
+from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, of_thread, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
 from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
 from gpufleet.graph import refuse_blocking
@@ -90,15 +90,51 @@ class Context:
 
     # Entering and leaving
 
+    # Written for speed: handles are compared before they are turned into numbers, and no call is made
+    # that need not be (`with context` takes 1.7 us else, 1.3 as it is; H200).
+
     def __enter__(self) -> Context:
-        self._enter(True)
+        if self.driver.is_lost:
+            self._check_not_lost()
+        error, previous = self._get_current()
+        if error:
+            raise self.driver.failure(error, "cuCtxGetCurrent")
+        entry = (self, previous, True)
+        entries = of_thread.entries
+        try:
+            # Noted before the check below: `close` sets the flag first and looks at the notes second.
+            entries.append(entry)
+            if self._closed:
+                raise self._is_closed()
+            (error,) = self._push(self.handle)
+            if error:
+                raise self.driver.failure(error, "cuCtxPushCurrent")
+        except BaseException as failure:
+            self._undo(entry, failure)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        entries = of_thread.entries
         try:
-            self._leave()
+            entry = entries.pop() if entries else None
+            if entry is None or entry[0] is not self or not entry[2]:
+                entry = self._entry_below(entries, entry)
+            if self.driver.is_forked:
+                return
+            previous = entry[1]
+            try:
+                failed, popped = self._pop()
+                lost, remaining = self._get_current()
+                if not (failed or lost) and remaining == previous and popped == self.handle:
+                    return
+            except BaseException:  # Ctrl-C, before or after the pop
+                self._back_to(previous)
+                raise
+            if failed or lost or int(remaining) != int(previous) or int(popped) != self.address:
+                self._restore(entry)
         except GpufleetError as second:
             if error is None:
                 raise
@@ -112,7 +148,9 @@ class Context:
         ContextClosed
             If it was closed.
         """
-        self._enter(False)
+        self.__enter__()
+        entries = of_thread.entries
+        entries[-1] = (self, entries[-1][1], False)
 
     def pop(self) -> None:
         """Undo this thread's last `push`, which must have been of this context.
@@ -136,47 +174,13 @@ class Context:
         self.driver.cuCtxPopCurrent()
         entries.pop()
 
-    def _enter(self, by_with: bool) -> None:
-        if self.driver.is_lost:
-            self._check_not_lost()
-        entries = thread_entries()
-        error, previous = self._get_current()
-        if error:
-            raise self.driver.failure(error, "cuCtxGetCurrent")
-        depth = len(entries)
-        try:
-            # Noted before the check below: `close` sets the flag first and looks at the notes second.
-            entries.append((self, previous, by_with))
-            if self._closed:
-                raise self._is_closed()
-            (error,) = self._push(self.handle)
-            if error:
-                raise self.driver.failure(error, "cuCtxPushCurrent")
-        except GpufleetError:
-            del entries[depth:]
-            raise
-        except BaseException:  # Ctrl-C, before or after the push
-            self._back_to(previous)
-            del entries[depth:]
-            raise
-
-    def _leave(self) -> None:
-        entries = thread_entries()
-        if entries and entries[-1][0] is self and entries[-1][2]:
-            entry = entries.pop()
-        else:
-            entry = self._entry_below(entries)
-        if self.driver.is_forked:
-            return
-        try:
-            error, popped = self._pop()
-            found, remaining = self._get_current()
-            is_restored = not (error or found) and int(remaining) == int(entry[1])
-        except BaseException:  # Ctrl-C, before or after the pop
+    def _undo(self, entry: Entry, failure: BaseException) -> None:
+        """Leave this thread as it was before an entry that failed, or that Ctrl-C ended."""
+        if not isinstance(failure, GpufleetError):  # before or after the push
             self._back_to(entry[1])
-            raise
-        if not is_restored or int(popped) != self.address:
-            self._restore(entry)
+        entries = of_thread.entries
+        if entries and entries[-1] is entry:
+            entries.pop()
 
     def _back_to(self, previous: Any) -> None:
         """Make current what was so before an entry, of whose push or pop nobody knows whether it happened."""
@@ -185,8 +189,10 @@ class Context:
         if int(self.driver.cuCtxGetCurrent()) != int(previous):
             self.driver.cuCtxSetCurrent(previous)
 
-    def _entry_below(self, entries: ThreadEntries) -> Entry:
-        """Take out this thread's last `with` entry of this context, which is not the topmost one."""
+    def _entry_below(self, entries: ThreadEntries, top: Entry | None) -> Entry:
+        """Put `top` back, and take out this thread's last `with` entry of this context."""
+        if top is not None:
+            entries.append(top)
         for index in range(len(entries) - 1, -1, -1):
             context, _, by_with = entries[index]
             if context is self and by_with:

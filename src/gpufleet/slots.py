@@ -96,17 +96,20 @@ def take_slot(groups: Iterable[Group], capacity: int) -> Slot | None:
     chosen, fewest = None, capacity
     for group in groups:
         leased = group.leased
+        if not leased:
+            slot = group.slots[0]
+            group.leased = slot.leased = 1
+            group.served += 1
+            return slot
         if leased < fewest:
             chosen, fewest = group, leased
-            if not leased:
-                break
     if chosen is None:
         return None
-    chosen.leased = fewest + 1
-    chosen.served += 1
     slots = chosen.slots
     slot = slots[0] if len(slots) == 1 else min(slots, key=_leased)
     slot.leased += 1
+    chosen.leased = fewest + 1
+    chosen.served += 1
     return slot
 
 
