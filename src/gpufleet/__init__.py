@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gpufleet.executor import FleetExecutor
     from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
+    from gpufleet.green import GreenContext
     from gpufleet.lease import Lease
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
@@ -99,6 +100,7 @@ _WHERE = {
     "executor": ("FleetExecutor",),
     "foreign": ("as_array",),
     "graph": ("Graph",),
+    "green": ("GreenContext",),
     "lease": ("Lease",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
@@ -134,6 +136,7 @@ __all__ = [
     "ForkedProcess",
     "GpufleetError",
     "Graph",
+    "GreenContext",
     "ImageError",
     "Kernel",
     "KernelArgumentError",

@@ -27,7 +27,7 @@ from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
 from gpufleet.registration import unlock_all
-from gpufleet.stream import Event, Stream, StreamPriorities, settle
+from gpufleet.stream import NON_BLOCKING, Event, Stream, StreamPriorities, settle
 
 if TYPE_CHECKING:
     from gpufleet.allocators import Allocator
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from gpufleet.driver import Driver
 
 T = TypeVar("T")
+Release = Callable[["Driver", Any, Any], None]
+"""Ends a context in the driver, given its handle and its device's."""
 
 
 class Context:
     """A CUDA context that any thread may enter.
 
     Made by `Device.create_context` (a context of its own, floating: current nowhere) and
-    `Device.retain_primary_context` (the one that the CUDA runtime, CuPy and PyTorch use).
+    `Device.retain_primary_context` (the one that the CUDA runtime, CuPy and PyTorch use). One thread at a
+    time may enter what `Device.create_green_context` makes (`GreenContext`).
 
     One object may be entered by many threads at once, nested and recursively. After every method, also
     one that raises, the calling thread's current context is what it was before, except `push` and
@@ -53,15 +56,21 @@ class Context:
     handle : CUcontext
         Of `cuda.bindings.driver`.
     kind : str
-        "created", "primary", or "borrowed" (found current, made by somebody else).
+        "created", "primary", "green", or "borrowed" (found current, made by somebody else).
+    leaves_contents : bool
+        Whether what is in it lives on when it is closed, unless it is freed before: all that is in a
+        primary context or a green one belongs to the primary one, which others may retain.
     """
 
-    def __init__(self, device: Device, handle: Any, kind: str) -> None:
+    _warning_depth = 4
+
+    def __init__(self, device: Device, handle: Any, kind: str, release: Release | None = None) -> None:
         self.device = device
         self.driver: Driver = device.driver
         self.handle = handle
         self.address = int(handle)
         self.kind = kind
+        self.leaves_contents = kind in ("primary", "green")
         self._closed = False
         self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -75,7 +84,8 @@ class Context:
         if kind == "borrowed":  # nobody would destroy them
             self.life.most_spare_events = 0
         self._lock = self.life.lock
-        self._finalizer = weakref.finalize(self, _forgotten, self.life, _RELEASE[kind], handle, device.handle)
+        self._release = release or _RELEASE[kind]
+        self._finalizer = weakref.finalize(self, _forgotten, self.life, self._release, handle, device.handle)
         self._finalizer.atexit = False
 
     # Entering and leaving
@@ -198,7 +208,7 @@ class Context:
             f"the context stack of thread {threading.current_thread().name!r} was changed inside "
             f"`with {self!r}`; the context that was current before it has been set again",
             ContextWarning,
-            stacklevel=4,
+            stacklevel=self._warning_depth,
         )
 
     @property
@@ -214,7 +224,7 @@ class Context:
         return self._closed
 
     def close(self, *, wait: bool = False) -> None:
-        """Destroy a created context with all that is in it; release our retain of a primary one.
+        """Destroy a created or green context with all that is in it; release our retain of a primary one.
 
         Closing twice is no error, from two threads neither: exactly one destroys. Objects of the
         context are closed with it.
@@ -258,12 +268,12 @@ class Context:
 
     def _destroy(self) -> None:
         try:
-            if not self.driver.is_lost and (self.kind == "primary" or self._heap is not None):
+            if not self.driver.is_lost and (self.leaves_contents or self._heap is not None):
                 self._release_contents()
         finally:
             self._kept.clear()
             self.is_gone = True
-            _RELEASE[self.kind](self.driver, self.handle, self.device.handle)
+            self._release(self.driver, self.handle, self.device.handle)
 
     @property
     def is_gone(self) -> bool:
@@ -283,10 +293,7 @@ class Context:
         self.life.if_alive(release)
 
     def _release_contents(self) -> None:
-        """Free what outlives the context: memory of pools, and all that is in a primary one.
-
-        A primary context may live on, when others retain it.
-        """
+        """Free what outlives the context: memory of pools, and all that is in a primary or green one."""
         self.life.free_forgotten()
         previous = self.driver.cuCtxGetCurrent()
         self.driver.cuCtxPushCurrent(self.handle)
@@ -294,7 +301,7 @@ class Context:
             steps.callback(self._pop_back_to, previous)
             if self._heap is not None:
                 steps.callback(self._heap.close)
-            if self.kind != "primary":
+            if not self.leaves_contents:
                 return
             steps.callback(self.life.destroy_spare_events)
             steps.callback(unlock_all, self)
@@ -345,6 +352,12 @@ class Context:
                     if self.kind == "borrowed":
                         stream.abandon()  # nobody closes a borrowed context, and its maker may destroy it
         return stream
+
+    def new_stream(self, priority: int = 0) -> Any:
+        """Create a non-blocking `CUstream`, for gpufleet's own use; this context is current."""
+        if priority:
+            return self.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
+        return self.driver.cuStreamCreate(NON_BLOCKING)
 
     def stream(self, *, priority: int = 0) -> Stream:
         """Create a non-blocking stream.
@@ -496,8 +509,8 @@ class Context:
     def keep(self, key: Any, make: Callable[[], T], release: Callable[[T], None] | None = None) -> T:
         """Return what `make()` returned for `key`, calling it inside this context and only once.
 
-        `release` is called at `close` where the context itself lives on (a primary one); destroying a
-        created context frees all that is in it.
+        `release` is called at `close` where what is in the context lives on (`leaves_contents`);
+        destroying a created context frees all that is in it.
         """
         found = self._kept.get(key)
         if found is None:
@@ -551,10 +564,14 @@ def _leave_alone(driver: Driver, handle: Any, device: Any) -> None:
     """Do nothing: a borrowed context is its maker's."""
 
 
-_RELEASE = {"created": _destroy_created, "primary": _release_primary, "borrowed": _leave_alone}
+_RELEASE: dict[str, Release] = {
+    "created": _destroy_created,
+    "primary": _release_primary,
+    "borrowed": _leave_alone,
+}
 
 
-def _forgotten(life: Lifetime, release: Callable[..., None], handle: Any, device: Any) -> None:
+def _forgotten(life: Lifetime, release: Release, handle: Any, device: Any) -> None:
     if sys.is_finalizing() or life.driver.is_forked or release is _leave_alone:
         return
     warnings.warn(f"{life!r} was never closed", ResourceWarning, stacklevel=2)

@@ -64,9 +64,7 @@ class Stream:
         with context:
             if priority:
                 _check_priority(context, priority)
-                handle = context.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
-            else:
-                handle = context.driver.cuStreamCreate(NON_BLOCKING)
+            handle = context.new_stream(priority)
         stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
