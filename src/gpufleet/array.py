@@ -72,7 +72,7 @@ class DeviceArray:
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie one behind the other, in C's order."""
-        return self.strides == _c_strides(self.shape, self.dtype.itemsize) or not self.size
+        return lies_in_order(self.shape, self.strides, self.dtype.itemsize)
 
     def copy_from(self, source: Any, *, stream: Stream | None = None) -> Transfer | None:
         """Copy an array of the same size in bytes into this one, as `DeviceBuffer.copy_from` does."""
@@ -178,6 +178,16 @@ def _stand_in(array: DeviceArray) -> np.ndarray[Any, Any]:
         "version": 3,
     }
     return array_over(array.buffer.lend(), interface)
+
+
+def lies_in_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements lie one behind the other, in C's order; the stride of an axis of length 1 is moot."""
+    expected = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return not math.prod(shape)
+        expected *= length
+    return True
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def as_array(array: Any, *, context: Context | None = None, stream: Stream | Non
     if stream is None:
         queue.synchronize()
     lowest, nbytes = _extent(memory)
-    buffer = DeviceBuffer(home, Block(lowest, nbytes, Lent(memory.owner), None))
+    buffer = DeviceBuffer(home, Block(lowest, nbytes, Lent(memory.owner), is_lent=True))
     return DeviceArray(buffer, memory.dtype, memory.shape, memory.strides, memory.address - lowest)
 
 

@@ -46,6 +46,11 @@ class ForeignStream(Stream):
         self.has_work()
         return super().record(event)
 
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what gpufleet has put into this one."""
+        if self.tail is not None:
+            self.context.driver.cuStreamWaitEvent(later, self.tail, 0)
+
     def close(self) -> None:
         """Do nothing: the stream is its owner's."""
 

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CudaError
-from gpufleet.lent import Lent
-from gpufleet.sharing import AllWork
 from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
@@ -44,6 +42,10 @@ class Queue(Protocol):
         """What tells it from other streams."""
 
     @property
+    def address(self) -> int | None:
+        """The address of the stream; None where it is more than one stream."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether it can have no work any more."""
 
@@ -59,6 +61,9 @@ class Queue(Protocol):
     def tail(self) -> Any:
         """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
 
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in this one now."""
+
 
 class Block:
     """One allocation, and the streams that use it.
@@ -70,16 +75,27 @@ class Block:
         The streams whose work has used it, by their key.
     origin : Queue or None
         The stream in whose order it becomes usable; None when it is so for all.
+    is_lent : bool
+        Whether it is another library's memory, which its `allocator` lets go of.
     """
 
-    __slots__ = ("address", "allocator", "nbytes", "origin", "uses")
+    __slots__ = ("address", "allocator", "is_lent", "nbytes", "origin", "uses")
 
-    def __init__(self, address: int, nbytes: int, allocator: Allocator, origin: Queue | None) -> None:
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        allocator: Allocator,
+        origin: Queue | None = None,
+        *,
+        is_lent: bool = False,
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.allocator = allocator
         self.uses: dict[Any, Queue] = {}
         self.origin = origin
+        self.is_lent = is_lent
 
 
 class Leftovers:
@@ -116,7 +132,7 @@ class Heap:
     live : dict
         The blocks that are not freed, by address.
     joint : CUevent
-        For `join`.
+        For `let_wait`.
     """
 
     is_foreign = False
@@ -131,7 +147,7 @@ class Heap:
         self.allocator: Allocator = PlainAllocator() if context.kind == "borrowed" else PoolAllocator()
         self.live: dict[int, Block] = {}
         self.handle: Any = driver.cuStreamCreate(NON_BLOCKING)
-        self.key = int(self.handle)
+        self.address = self.key = int(self.handle)
         self.is_closed = False
         self._frees: Any = driver.cuStreamCreate(NON_BLOCKING)
         self.joint: Any = driver.cuEventCreate(DISABLE_TIMING)
@@ -168,7 +184,7 @@ class Heap:
                 raise
             self._make_room()
             address = chosen.allocate(self.context, nbytes, origin.handle)
-        block = Block(address, nbytes, chosen, None)
+        block = Block(address, nbytes, chosen)
         (answer,) = self._query(origin.handle)
         if answer == NOT_READY:
             block.origin = origin
@@ -191,7 +207,7 @@ class Heap:
             self.make_usable(block)
             return True
         if origin.key != queue.key and queue.key not in block.uses:
-            join(queue.handle, origin, self.context.driver)
+            origin.precede(queue.handle)
         return False
 
     def make_usable(self, block: Block) -> None:
@@ -225,7 +241,7 @@ class Heap:
     def _free_at_once(self, block: Block) -> bool:
         """Free a block in a single stream that comes behind all its uses, if there is one."""
         users = list(block.uses.values()) or [block.origin or self]
-        if len(users) > 1 or isinstance(block.allocator, Lent):
+        if len(users) > 1 or block.is_lent:
             return False
         queue = users[0]
         if queue.is_closed:  # closing has waited for its work
@@ -242,7 +258,7 @@ class Heap:
         try:
             for queue in block.uses.values():
                 if not queue.is_closed:
-                    join(self._frees, queue, self.context.driver)
+                    queue.precede(self._frees)
         except CudaError as error:
             if not error.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
                 raise
@@ -281,6 +297,23 @@ class Heap:
             with _joining:
                 self._holds -= 1
             self.drain()
+
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for the allocations so far."""
+        self.let_wait(later, self.handle)
+
+    def let_wait(self, later: Any, handle: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in a stream of this context now.
+
+        One event serves all: a stream that waits for an event waits for its last recording before the call.
+        """
+        driver = self.context.driver
+        with _joining:
+            with self.context:
+                driver.cuEventRecord(self.joint, handle)
+            driver.cuStreamWaitEvent(
+                later, self.joint, 0
+            )  # outside: a default stream is the current context's
 
     def record_tail(self, queue: Queue) -> Any:
         """Return an event behind the work of another library's stream: one event for each such stream."""
@@ -358,25 +391,6 @@ class Heap:
         """Free a block that no finalizer has freed since: dropping what waits can end a loan."""
         if self.live.get(block.address) is block:
             self._free_behind_all(block)
-
-
-def join(later: Any, queue: Queue, driver: Any) -> None:
-    """Let later work of a stream (a CUstream) wait for what is in another one now.
-
-    One event serves all: a stream that waits for an event waits for its last recording before the call.
-    """
-    if isinstance(queue, AllWork):
-        queue.precede(later)
-        return
-    if queue.is_foreign:
-        if queue.tail is not None:
-            driver.cuStreamWaitEvent(later, queue.tail, 0)
-        return
-    joint = queue.context.heap.joint
-    with _joining:
-        with queue.context:
-            driver.cuEventRecord(joint, queue.handle)
-        driver.cuStreamWaitEvent(later, joint, 0)  # outside: a default stream is the current context's
 
 
 _joining = threading.RLock()

@@ -12,8 +12,7 @@ from gpufleet.array import DeviceArray, view
 from gpufleet.copies import completed, copy_across, copy_in, copy_out
 from gpufleet.errors import CaptureError, ContextClosed, WrongContext
 from gpufleet.graph import refuse_blocking
-from gpufleet.heap import Block, Queue, forget, forget_quietly, join
-from gpufleet.lent import Lent
+from gpufleet.heap import Block, Queue, forget, forget_quietly
 from gpufleet.pinned_memory import PinnedBuffer
 from gpufleet.protocols import LEGACY_AND_PER_THREAD, ForeignMemory, foreign_memory, is_foreign
 from gpufleet.sharing import AllWork, Loan
@@ -269,13 +268,13 @@ class DeviceBuffer:
         The memory is freed behind all work that the device has been given by then.
         """
         users = self._share()
-        if len(users) == 1 and isinstance(users[0], Stream):
+        if len(users) == 1:
             return users[0].address
         if not users:
             return None
         main = self.context.main_stream
         for queue in users:
-            join(main.handle, queue, self.context.driver)
+            queue.precede(main.handle)
         return main.address
 
     def share_in(self, stream: int) -> None:
@@ -287,7 +286,7 @@ class DeviceBuffer:
         can_wait = stream not in LEGACY_AND_PER_THREAD or int(driver.cuCtxGetCurrent())
         for queue in users:
             if can_wait:
-                join(stream, queue, driver)
+                queue.precede(stream)
             elif not queue.is_foreign:
                 wait(driver, "cuStreamQuery", "cuStreamSynchronize", queue.handle)
 
@@ -300,7 +299,7 @@ class DeviceBuffer:
         users = [
             queue
             for queue in self.uses.values()
-            if not (queue.is_closed or queue.graph is not None or isinstance(queue, AllWork))
+            if not (queue.is_closed or queue.graph is not None or queue.address is None)
         ]
         if not self._is_shared:
             everything = AllWork(self.context)
@@ -366,7 +365,7 @@ class DeviceBuffer:
         if block is None or self._leave_to_borrowers(block):
             return
         # The last reference to what is shared may be the other library's, which knows of no `close`.
-        if self._is_shared or isinstance(block.allocator, Lent):
+        if self._is_shared or block.is_lent:
             forget_quietly(self.context, block)
         else:
             forget(self.context, block)

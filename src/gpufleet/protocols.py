@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufleet.array import lies_in_order
 from gpufleet.dlpack import ON_GPU, VERSION, dtype_of, managed_tensor
 from gpufleet.heap import Queue
 from gpufleet.stream import passing_event
@@ -46,14 +47,7 @@ class ForeignMemory(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie one behind the other, in C's order."""
-        if self.strides is None or not self.nbytes:
-            return True
-        expected = self.dtype.itemsize
-        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if length != 1 and stride != expected:
-                return False
-            expected *= length
-        return True
+        return self.strides is None or lies_in_order(self.shape, self.strides, self.dtype.itemsize)
 
 
 def is_foreign(value: Any) -> bool:

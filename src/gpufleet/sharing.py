@@ -27,6 +27,7 @@ class AllWork:
     """
 
     is_foreign = True
+    address = None
     graph: Graph | None = None
     handle: Any = None
     tail: Any = None

@@ -146,6 +146,10 @@ class Stream:
     def has_work(self) -> None:
         """Do nothing: this stream is asked when its work is to be known (another library's may be gone)."""
 
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in this one now, without a new event."""
+        self.context.heap.let_wait(later, self.handle)
+
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
         if self.graph is not None:
