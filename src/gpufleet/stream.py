@@ -387,10 +387,10 @@ def wait(driver: Driver, query: str, synchronize: str, handle: Any) -> None:
 
 
 def settle(driver: Driver) -> None:
-    """Let copies that are complete but for their last step on the host take it (`Transfer`)."""
+    """Do what is left to the host of work that is complete (`Transfer`, `LastUse`)."""
     if driver.unfinished:
-        for transfer in tuple(driver.unfinished):
-            transfer.advance()
+        for each in tuple(driver.unfinished):
+            each.advance()
 
 
 def _check_priority(context: Context, priority: int) -> None:
