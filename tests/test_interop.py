@@ -26,6 +26,7 @@ class ByDlpack:
 
     def __init__(self, array: Any, versioned: bool = True) -> None:
         self.array, self.versioned = array, versioned
+        self.owner: Any = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
         device: tuple[int, int] = self.array.__dlpack_device__()
@@ -42,6 +43,7 @@ class ByInterface:
 
     def __init__(self, array: Any, **other: Any) -> None:
         self.array, self.other = array, other
+        self.owner: Any = None
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -336,19 +338,22 @@ sys.kept = [buffer.__dlpack__(stream=-1), gf.as_array(buffer.view())]   # dies w
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_dropped_source_is_kept_until_it_is_copied(context: gf.Context) -> None:
-    for way in WAYS:
-        with context.stream() as stream, context.alloc(96) as there, context.alloc(96) as here:
-            source = way(there.view())
-            source.owner = Owner()
-            gone = weakref.ref(source.owner)
-            if isinstance(source, ByDlpack):  # whoever has the capsule has the memory
-                source = way(gf.as_array(ByInterface(there.view(), owner=source.owner), context=context))
-            with Latch(stream):
-                here.copy_from(source, stream=stream)
-                del source
-                gc.collect()
-                assert gone() is not None, "its library may reuse the memory under the copy"
+@pytest.mark.parametrize("way", WAYS, ids=["dlpack 1", "dlpack 0", "interface"])
+def test_a_dropped_source_is_kept_until_it_is_copied(context: gf.Context, way: Any) -> None:
+    with context.stream() as stream, context.alloc(96) as there, context.alloc(96) as here:
+        source = ByInterface(there.view(), stream=None)
+        source.owner = Owner()
+        gone = weakref.ref(source.owner)
+        if way is not ByInterface:  # whoever has the capsule has the array, and that the owner
+            source = way(gf.as_array(source, context=context))
+        with Latch(stream):
+            here.copy_from(source, stream=stream)
+            del source
+            gc.collect()
+            assert gone() is not None, "its library may reuse the memory under the copy"
+        context.synchronize()
+        here.fill(0, stream=stream).synchronize()  # looks what is complete
+        assert gone() is None
 
 
 class Owner:
@@ -534,3 +539,35 @@ def test_exports_and_imports_in_a_loop_leave_nothing(context: gf.Context) -> Non
     context.alloc(16).close()
     context.trim_memory()
     assert not context.heap.live
+
+
+def test_dropped_arrays_are_let_go_without_more_ado(context: gf.Context) -> None:
+    with context.alloc(96) as buffer, context.stream() as stream:
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        array = gf.as_array(theirs, context=context)
+        array.to_numpy()
+        del array, theirs
+        assert gone() is None, "no work uses it"
+
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        array = gf.as_array(theirs, context=context)
+        with Latch(stream):
+            array.copy_from(VALUES, stream=stream)
+            del array, theirs
+            gf.as_array(ByInterface(buffer.view(), stream=None), context=context)
+            assert gone() is not None
+        context.synchronize()
+        assert gone() is None
+
+
+def test_memory_that_came_back_is_still_its_buffers(context: gf.Context) -> None:
+    with context.alloc(96) as buffer, context.stream() as stream:
+        back = gf.as_array(ByInterface(buffer.view(), stream=None), context=context)
+        back.copy_from(VALUES, stream=stream)
+        back.buffer.close()
+        context.synchronize()
+        assert buffer.address in context.heap.live

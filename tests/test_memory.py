@@ -382,6 +382,18 @@ def test_array_of_a_copy_out_is_complete_after_any_wait(context: gf.Context, wai
         event.close()
 
 
+def test_closing_the_event_of_a_copy_out_does_not_complete_it(context: gf.Context) -> None:
+    with context.stream() as stream, context.stream() as other, context.alloc(1 << 16) as buffer:
+        buffer.fill(9)
+        with Latch(stream):
+            transfer = buffer.to_numpy("u1", stream=stream)
+            transfer.event.close()
+            other.record()  # of all events that are there to be recorded anew
+            other.synchronize()
+            assert not transfer.query()
+        assert (transfer.result() == 9).all()
+
+
 def test_streams_in_a_loop_leave_memory_flat(context: gf.Context) -> None:
     for _ in range(1000):
         context.stream().close()

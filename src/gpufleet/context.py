@@ -476,6 +476,8 @@ class Context:
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)
+        if self._heap is not None:
+            self._heap.drain()
         settle(self.driver)
 
     def memory_info(self) -> tuple[int, int]:

@@ -48,6 +48,7 @@ def as_array(array: Any, *, context: Context | None = None, stream: Stream | Non
     if not is_foreign(array):
         raise TypeError(f"expected a GPU array of another library, got {type(array).__name__}")
     home = _home_of(array, context, stream)
+    home.heap.drain()
     settle(home.driver)
     queue = home.main_stream if stream is None else stream
     memory = foreign_memory(array, queue)

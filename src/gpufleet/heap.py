@@ -240,8 +240,12 @@ class Heap:
 
     def _free_at_once(self, block: Block) -> bool:
         """Free a block in a single stream that comes behind all its uses, if there is one."""
+        if block.is_lent:
+            if not block.uses:
+                self._free_in(None, block)
+            return not block.uses
         users = list(block.uses.values()) or [block.origin or self]
-        if len(users) > 1 or block.is_lent:
+        if len(users) > 1:
             return False
         queue = users[0]
         if queue.is_closed:  # closing has waited for its work
@@ -267,8 +271,9 @@ class Heap:
         return True
 
     def _free_in(self, stream: Any, block: Block) -> None:
-        self.live.pop(block.address, None)
-        self._left.addresses.discard(block.address)
+        if not block.is_lent:  # else it may be memory of this heap that has come back
+            self.live.pop(block.address, None)
+            self._left.addresses.discard(block.address)
         block.allocator.free(self.context, block.address, block.nbytes, stream)
 
     def drain(self) -> None:

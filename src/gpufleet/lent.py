@@ -23,7 +23,10 @@ class Lent:
         raise NotImplementedError("another library's memory is not allocated here")
 
     def free(self, context: Context, address: int, nbytes: int, stream: Any) -> None:
-        """Let go of the owner when the work that is in `stream` now is complete."""
+        """Let go of the owner when the work that is in `stream` now is complete; at once without a stream."""
+        if stream is None:
+            self._owner = None
+            return
         driver = context.driver
         with context:
             event = driver.cuEventCreate(DISABLE_TIMING)
