@@ -291,3 +291,31 @@ def test_pair_is_tried_once(both: list[gf.Context], monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             target.copy_from(source)
     assert len(tried) == 1
+
+
+def test_array_in_the_memory_of_another_device_is_copied(both: list[gf.Context]) -> None:
+    here, there = both
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        mine.fill(0)
+        theirs.copy_from(np.arange(64, dtype="u1"))
+        array = theirs.view("u1", (4, 8), offset=16)
+        mine.copy_from(array, offset=8)
+        assert mine.to_numpy().tolist() == [0] * 8 + list(range(16, 48)) + [0] * 24
+        mine.fill(9)
+        mine.copy_to(array)
+        mine.view("u1", 32).copy_to(array)
+        assert theirs.to_numpy().tolist() == [*range(16), *[9] * 32, *range(48, 64)]
+
+
+def test_array_of_another_device_is_not_believed_to_arrive(
+    both: list[gf.Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = both
+    monkeypatch.setattr(
+        here.driver, "belongings", {k: v for k, v in here.driver.belongings.items() if k != "peers"}
+    )
+    monkeypatch.setattr(peers, "copy_to_peer", lambda *given: None)  # claims success, and writes nothing
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        theirs.fill(5)
+        mine.copy_from(theirs.view("u1", 32))
+        assert mine.to_numpy()[:32].tolist() == [5] * 32

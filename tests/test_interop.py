@@ -571,3 +571,50 @@ def test_memory_that_came_back_is_still_its_buffers(context: gf.Context) -> None
         back.buffer.close()
         context.synchronize()
         assert buffer.address in context.heap.live
+
+
+def test_a_default_stream_is_that_of_its_own_context_whatever_is_current(device: Device) -> None:
+    class Default:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, 0)
+
+    context, other = device.create_context(), device.create_context()
+    with context:
+        stream = gf.as_stream(Default())
+    with context.alloc(4096) as buffer, other.stream() as later:
+        kernel = gf.Program.from_source(
+            'extern "C" __global__ void fill(char *to) { to[threadIdx.x] = 2; }', driver=context.driver
+        ).kernel("fill")
+        kernel.load(context)
+        with Latch(stream), other:
+            transfer = buffer.fill(1, stream=stream)
+            kernel.launch(1, 32, buffer, stream=stream)
+            read = buffer.to_numpy(stream=stream)
+            later.wait(stream.record())
+            assert [each.query() for each in (stream, transfer, read, later)] == [False] * 4
+        assert read.result().tolist() == [2] * 32 + [1] * 4064
+        assert buffer.copy_from(b"1234", stream=Default()).result() is None
+        with context.alloc(4, stream=Default()) as second:
+            second.fill(0, stream=Default()).synchronize()
+    context.close()
+    other.close()
+
+
+def test_an_array_that_is_dropped_after_a_launch_is_kept_until_the_kernel_is_done(
+    context: gf.Context,
+) -> None:
+    kernel = gf.Program.from_source(
+        'extern "C" __global__ void fill(char *to) { to[threadIdx.x] = 2; }', driver=context.driver
+    ).kernel("fill")
+    kernel.load(context)
+    with context.stream() as stream, context.alloc(96) as buffer:
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        with Latch(stream):
+            kernel.launch(1, 32, theirs, stream=stream)
+            del theirs
+            gc.collect()
+            assert gone() is not None, "its library may reuse the memory under the kernel"
+        stream.synchronize()
+        assert gone() is None

@@ -451,3 +451,19 @@ def test_use_from_eight_threads_at_once(program: gf.Program, context: gf.Context
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_streams_of_another_driver_are_refused(context: gf.Context, virtual: Driver) -> None:
+    other = Device(0, virtual).create_context()
+    with other.stream() as stream, context.alloc(4) as buffer:
+        with pytest.raises(gf.WrongContext, match="of another device"):
+            context.alloc(4, stream=stream)
+        with pytest.raises(gf.WrongContext, match="of another driver"):
+            buffer.used_on(stream)
+    other.close()
+
+
+@pytest.mark.parametrize("byte", [-1, 256, 300])
+def test_what_is_no_byte_is_not_filled_in(context: gf.Context, byte: int) -> None:
+    with context.alloc(4) as buffer, pytest.raises(ValueError, match="expected 0 to 255"):
+        buffer.fill(byte)

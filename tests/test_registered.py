@@ -207,3 +207,14 @@ def test_it_takes_the_context_that_the_thread_is_in(context: gf.Context, driver:
         handle = gf.registered(array)
     assert locks_of(driver).all[-1].life is context.life
     handle.close()
+
+
+def test_array_that_is_locked_for_reading_is_not_locked_for_writing(context: gf.Context) -> None:
+    array = np.zeros(5000, "u1")
+    with gf.registered(array, read_only=True, context=context):
+        with pytest.raises(ValueError, match="locked already, for reading only"):
+            gf.registered(array, context=context)
+        with gf.registered(array, read_only=True, context=context) as again:
+            assert again.read_only
+    with gf.registered(array, context=context) as writable:
+        assert not writable.read_only

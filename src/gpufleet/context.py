@@ -21,7 +21,7 @@ from gpufleet import peers
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
 from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
-from gpufleet.graph import refuse_blocking
+from gpufleet.graph import refuse_in_captures
 from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
@@ -223,6 +223,8 @@ class Context:
         ContextInUse
             If a thread is inside, naming the threads: the driver may crash when a context is destroyed
             under a thread (seen on driver 580). The context stays open.
+        CaptureError
+            If a stream of it is being captured. The context stays open.
         """
         while not self._close():
             threads = ", ".join(repr(name) for name in self.threads_inside())
@@ -242,6 +244,7 @@ class Context:
         with self._lock:
             if self._closed:
                 return True
+            refuse_in_captures(self, "be closed")
             self._closed = True
             if self.threads_inside():
                 self._closed = False
@@ -401,6 +404,11 @@ class Context:
                         heap = self._heap = Heap(self)
         return heap
 
+    def note_closed_stream(self) -> None:
+        """Note that a stream of this context was closed, and that no memory is used by it any more."""
+        if self._heap is not None:
+            self._heap.note_closed_stream()
+
     @property
     def allocator(self) -> Allocator:
         """What `alloc` uses where it is given none: at first a `PoolAllocator` (borrowed: a plain one)."""
@@ -472,7 +480,7 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
-        refuse_blocking(self, "synchronize")
+        refuse_in_captures(self, "be waited for")
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)

@@ -72,6 +72,10 @@ class Graph:
             raise WrongContext(f"{self!r} cannot be launched on {queue!r}, of another driver")
         if queue.graph is not None:
             raise CaptureError(f"{self!r} cannot be launched on {queue!r}, which is being captured")
+        if queue.must_enter:
+            with queue.context:
+                self.launch(queue)
+            return
         for each in list(self._kept.values()):
             _note_use(each, queue)
         driver.cuGraphLaunch(self._executable, queue.handle)
@@ -163,6 +167,7 @@ class Graph:
             raise
         self._is_capturing = True
         _here.graphs.append(self)
+        _captures.append(self)
 
     def _end(self) -> None:
         driver = self.context.driver
@@ -202,6 +207,8 @@ class Graph:
         self._is_capturing = False
         with contextlib.suppress(ValueError):  # another thread ends the capture than began it
             _here.graphs.remove(self)
+        with contextlib.suppress(ValueError):  # it has not begun
+            _captures.remove(self)
         self._frees.close()
 
     def _forget(self) -> None:
@@ -233,6 +240,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_captures: list[Graph] = []
+"""Those of all threads."""
 
 
 def refuse_to_wait(owner: Any, what: str) -> None:
@@ -259,6 +268,27 @@ def refuse_blocking(context: Context, what: str) -> None:
                 f"{what} waits for its work, so it cannot be part of {graph!r}: give it stream=, or do it "
                 "before or after the capture"
             )
+
+
+def capture_in(context: Context) -> Graph | None:
+    """Return a graph for which some thread captures a stream of `context` now, if any."""
+    for graph in tuple(_captures):
+        if any(stream.context is context for stream in tuple(graph._streams)):
+            return graph
+    return None
+
+
+def refuse_in_captures(context: Context, what: str) -> None:
+    """Raise if any thread captures a stream of `context`, for what has to do with all of its streams.
+
+    The driver would break the capture.
+    """
+    graph = capture_in(context)
+    if graph is not None:
+        raise CaptureError(
+            f"{context!r} cannot {what} while {graph.origin!r} is captured: do it before or after, or wait "
+            "for its other streams one by one"
+        )
 
 
 def check_meeting(stream: Stream, event: Event) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CudaError
+from gpufleet.graph import capture_in
 from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class Heap:
         self._left = Leftovers(self._frees)
         context.life.leftovers = self._left.free
         self._open_to: set[int] = set()
+        self._closed_streams = 0
         self._query = driver.raw.cuStreamQuery
 
     @property
@@ -218,8 +220,9 @@ class Heap:
         block.origin = None
 
     def _make_room(self) -> None:
-        with self.context:
-            self.context.driver.cuCtxSynchronize()
+        if capture_in(self.context) is None:  # the wait would break the capture
+            with self.context:
+                self.context.driver.cuCtxSynchronize()
         self.trim()
 
     # Freeing
@@ -302,6 +305,13 @@ class Heap:
             with _joining:
                 self._holds -= 1
             self.drain()
+
+    def note_closed_stream(self) -> None:
+        """Forget, now and then, closed streams that long-lived memory was used by."""
+        self._closed_streams += 1
+        if self._closed_streams % FORGET_EVERY == 0:
+            for block in list(self.live.values()):
+                forget_closed(block.uses)
 
     def precede(self, later: Any) -> None:
         """Let later work of a stream (a CUstream) wait for the allocations so far."""
@@ -419,6 +429,19 @@ def _make_pool(context: Context) -> Any:
         driver.cuMemPoolDestroy(pool)
         raise
     return pool
+
+
+FORGET_EVERY = 256
+"""So many streams are closed until those are forgotten that have used memory."""
+
+
+def forget_closed(uses: dict[Any, Queue]) -> None:
+    """Take the closed streams out of those that use memory."""
+    for key, queue in tuple(uses.items()):
+        if queue.is_closed:
+            removed = uses.pop(key, queue)
+            if removed is not queue:  # a new stream has the address
+                uses.setdefault(key, removed)
 
 
 KEEP_ALL = (1 << 64) - 1

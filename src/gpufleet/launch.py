@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.configuration import Configuration, Limits, Size
 from gpufleet.errors import KernelArgumentError
 from gpufleet.frame import Frame, Layout, counted, parameter_table
+from gpufleet.pointers import keep_passed, passed
 from gpufleet.queue import Queue, as_stream, main_queue
 from gpufleet.stream import Stream
 
@@ -88,11 +89,21 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.must_enter:
+            with queue.context:
+                self.launch(grid, block, *arguments, stream=queue, shared=shared, style=style)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
-        plan.start(queue, configuration, plan.converted(queue, arguments), style)
+        try:
+            plan.start(queue, configuration, plan.converted(queue, arguments), style)
+        except BaseException:
+            passed.owners.clear()
+            raise
         if queue.graph is not None:
             queue.graph.keep(self, *arguments)
+        if passed.owners:
+            keep_passed(queue)
 
     def launch_packed(
         self, grid: Size, block: Size, buffer: Any, *, stream: Any = None, shared: int = 0
@@ -114,6 +125,10 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.must_enter:
+            with queue.context:
+                self.launch_packed(grid, block, buffer, stream=queue, shared=shared)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
         plan.start(queue, configuration, plan.copied(buffer), "packed")

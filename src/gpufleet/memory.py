@@ -15,6 +15,7 @@ from gpufleet.copies import Part, completed, copy_across, copy_in, copy_out
 from gpufleet.errors import CaptureError, ContextClosed, WrongContext
 from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Block, Queue, forget, forget_quietly
+from gpufleet.host_view import owner_of
 from gpufleet.pinned_memory import PinnedBuffer
 from gpufleet.protocols import LEGACY_AND_PER_THREAD, ForeignMemory, foreign_memory, is_foreign
 from gpufleet.sharing import AllWork, Loan
@@ -84,10 +85,12 @@ class DeviceBuffer:
             stream.check_open()
             if stream.graph is not None:
                 raise CaptureError(f"no memory is allocated on {stream!r} while it is captured: do it before")
-            if stream.context.device.ordinal != context.device.ordinal:
+            if stream.context.device != context.device:
                 raise WrongContext(
                     f"memory of {context!r} cannot be allocated on {stream!r}, of another device"
                 )
+            if stream.is_foreign:  # its owner may end it before the memory is there
+                stream = None
         return cls(context, context.heap.allocate(nbytes, allocator, stream))
 
     def copy_from(
@@ -166,6 +169,9 @@ class DeviceBuffer:
             raise ValueError(f"{byte} is no byte: expected 0 to 255")
         self.check_writable()
         stream = self._stream(stream)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self.fill(byte, stream=stream)
         queue = self.queue_for(stream)
         self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
         return completed(queue, stream, self)
@@ -183,6 +189,9 @@ class DeviceBuffer:
     ) -> Transfer | None:
         self.check_writable()
         stream = self._stream(stream)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self._copy_from(source, offset, pitch, stream, check_size)
         part = _part_of(source)
         if part is not None:
             check_size(part.nbytes)
@@ -191,13 +200,16 @@ class DeviceBuffer:
             return self._copy_array(source, offset, stream, check_size, is_source=True)
         view = _host_array(source, writable=False)
         check_size(view.nbytes)
-        _note_user(source, stream)
+        _note_user(view, stream)
         return copy_in(self, view, offset, pitch, stream)
 
     def _copy_to(
         self, target: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
     ) -> Transfer | None:
         stream = self._stream(stream)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self._copy_to(target, offset, pitch, stream, check_size)
         part = _part_of(target)
         if part is not None:
             check_size(part.nbytes)
@@ -207,7 +219,7 @@ class DeviceBuffer:
             return self._copy_array(target, offset, stream, check_size, is_source=False)
         view = _host_array(target, writable=True)
         check_size(view.nbytes)
-        _note_user(target, stream)
+        _note_user(view, stream)
         return copy_out(self, view, offset, pitch, stream)
 
     def _copy_array(
@@ -233,6 +245,8 @@ class DeviceBuffer:
         Launches and copies of gpufleet do this by themselves.
         """
         self.check_open()
+        if queue.context.driver is not self.context.driver:
+            raise WrongContext(f"{self!r} cannot be used on {queue!r}, of another driver")
         self._become_usable(queue)
         self.uses[queue.key] = queue
         if queue.graph is not None:
@@ -485,9 +499,12 @@ def _memory_of(array: Any, queue: Queue) -> ForeignMemory:
     return memory
 
 
-def _note_user(memory: Any, stream: Stream | None) -> None:
-    if stream is not None and isinstance(memory, PinnedBuffer):
-        memory.uses[stream.key] = stream
+def _note_user(view: NDArray[Any], stream: Stream | None) -> None:
+    """Note that pinned memory, of which an array may be any view, is used by a copy."""
+    if stream is not None:
+        owner = owner_of(view)
+        if isinstance(owner, PinnedBuffer):
+            owner.note_user(stream)
 
 
 def _writable_view(array: Any) -> NDArray[Any]:

@@ -163,6 +163,12 @@ def lock(home: Any, address: int, nbytes: int, read_only: bool) -> Lock:
                 known.count += 1
                 return known
         made = Lock(home.life, address, nbytes, read_only)
+        reading = [each for each in locks.all if each.read_only and each.holds(address, nbytes)]
+        if reading and nbytes:
+            raise ValueError(
+                f"{nbytes} bytes at {address:#x} cannot be page-locked for writing: they are locked already, "
+                "for reading only; close that registration first, or use registered(array, read_only=True)"
+            )
         if not nbytes or is_known(home.driver, address, nbytes):
             return made  # without pieces: another library has locked it
         _lock_pieces(made, home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 import time
@@ -60,6 +61,7 @@ class Stream:
     @classmethod
     def create(cls, context: Context, *, is_main: bool = False, priority: int = 0) -> Stream:
         """Create a non-blocking stream in `context`; its main one, nobody but the context closes."""
+        priority = operator.index(priority)
         with context:
             if priority:
                 _check_priority(context, priority)
@@ -69,6 +71,11 @@ class Stream:
         stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
+
+    @property
+    def must_enter(self) -> bool:
+        """Whether its context must be current while work is put into it, and is not."""
+        return False
 
     @property
     def priority(self) -> int:
@@ -87,6 +94,8 @@ class Stream:
         self.check_open()
         if event is None:
             event = Event.for_recording(self.context)
+        elif not isinstance(event, Event):
+            raise TypeError(f"expected an event, got {type(event).__name__}")
         elif event.context is not self.context and event.context.address != self.context.address:
             raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
         event.check_open()
@@ -98,8 +107,14 @@ class Stream:
     def wait(self, event: Event | Transfer) -> None:
         """Let later work of this stream wait for `event`, of whatever context and device."""
         self.check_open()
-        point = event if isinstance(event, Event) else event.event
+        point = event if isinstance(event, Event) else getattr(event, "event", None)
+        if not isinstance(point, Event):
+            raise TypeError(
+                f"{self!r} cannot wait for an object of type {type(event).__name__}: expected an event, such "
+                "as other.record() of another stream, or a transfer"
+            )
         point.check_open()
+        _check_driver(self, point)
         graph = point.graph
         if graph is not self.graph or graph is not None:
             check_meeting(self, point)
@@ -202,6 +217,7 @@ class Stream:
         self._held.clear()
         driver.launches.forget(self.context.address, self.address)
         self.context.free("cuStreamDestroy", self.handle)
+        self.context.note_closed_stream()
 
     def abandon(self) -> None:
         """Leave the stream to its context, whose end frees it: no finalizer will."""
@@ -302,6 +318,7 @@ class Event:
         CudaError
             If one is not recorded (CUDA_ERROR_INVALID_HANDLE) or not complete (CUDA_ERROR_NOT_READY).
         """
+        _check_driver(self, end)
         if self.context.device.ordinal != end.context.device.ordinal:
             raise ValueError(
                 f"no elapsed time between events of device {self.context.device.ordinal} and device "
@@ -400,6 +417,13 @@ def _check_priority(context: Context, priority: int) -> None:
         raise ValueError(
             f"a stream of {context.device!r} cannot have priority {priority}: expected a number from {least} "
             f"(the least urgent) down to {greatest} (the most urgent)"
+        )
+
+
+def _check_driver(one: Stream | Event, other: Event) -> None:
+    if one.context.driver is not other.context.driver:
+        raise WrongContext(
+            f"{one!r} and {other!r} are of different drivers, which know nothing of each other"
         )
 
 
