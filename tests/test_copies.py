@@ -319,3 +319,21 @@ def test_array_of_another_device_is_not_believed_to_arrive(
         theirs.fill(5)
         mine.copy_from(theirs.view("u1", 32))
         assert mine.to_numpy()[:32].tolist() == [5] * 32
+
+
+def test_pitch_and_offset_that_make_no_sense_are_refused(context: gf.Context) -> None:
+    with context.alloc(128) as buffer:
+        for copy in (buffer.copy_from, buffer.copy_to):
+            with pytest.raises(ValueError, match="pitch= is for host arrays"):
+                copy(buffer.view("u1", (4, 8)), pitch=8)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros((4, 8), "u1"), pitch=9.5)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros(8, "u1"), offset=1.5)
+
+
+def test_single_column_of_an_array_is_rows_of_one_element(context: gf.Context) -> None:
+    array = np.arange(64, dtype="u1").reshape(8, 8)
+    with context.alloc(8) as buffer:
+        buffer.copy_from(array[:, ::2][:, 1:2])
+        assert buffer.to_numpy().tolist() == array[:, 2].tolist()

@@ -444,3 +444,25 @@ def test_what_another_thread_does_to_the_whole_context_is_refused_before_it_brea
     stream.synchronize()
     assert value(number) == 0x03030303
     graph.close()
+
+
+def test_a_capture_is_known_to_every_object_of_a_primary_context(device: Device) -> None:
+    one, other = device.retain_primary_context(), device.retain_primary_context()
+    created = device.create_context()
+    shared = created.alloc(64)
+    shared.share()  # its free waits for all that the primary context has to do
+    with one.stream() as stream, one.alloc(4) as buffer:
+        with stream.capture() as graph:
+            with pytest.raises(gf.CaptureError, match="is captured"):
+                other.synchronize()
+            shared.close()
+            created.alloc(4).close()
+            buffer.fill(3, stream=stream)
+        graph.launch()
+        stream.synchronize()
+        assert value(buffer) == 0x03030303
+        graph.close()
+    created.alloc(4).close()
+    assert not created.heap.live
+    for context in (created, one, other):
+        context.close()

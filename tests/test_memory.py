@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import gc
+import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -467,3 +469,37 @@ def test_streams_of_another_driver_are_refused(context: gf.Context, virtual: Dri
 def test_what_is_no_byte_is_not_filled_in(context: gf.Context, byte: int) -> None:
     with context.alloc(4) as buffer, pytest.raises(ValueError, match="expected 0 to 255"):
         buffer.fill(byte)
+
+
+def test_memory_is_freed_while_another_thread_closes_the_stream_that_used_it(
+    device: Device, context: gf.Context
+) -> None:
+    other, failures = device.create_context(), []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except gf.CudaError as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(100):
+            stream = (context if number % 2 else other).stream()
+            buffers = [context.alloc(64) for _ in range(4)]
+            for buffer in buffers:
+                buffer.fill(1, stream=stream)
+            closing = [threading.Thread(target=run, args=(each.close,)) for each in (*buffers[:2], stream)]
+            for thread in closing:
+                thread.start()
+            with context.heap.frees_held():
+                buffers[2].close()
+            buffers[3].close()
+            for thread in closing:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    context.trim_memory()
+    assert (failures, context.heap.live, context.heap.pool_bytes()) == ([], {}, (0, 0))
+    other.close()

@@ -7,6 +7,7 @@ the driver makes the caller wait for pageable memory, so that is staged through 
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -179,7 +180,7 @@ def rows_of(view: NDArray[Any]) -> Rows:
         return Rows(int(view.ctypes.data), view.nbytes, 1, view.nbytes)
     if (
         view.ndim == 2
-        and view.strides[1] == view.itemsize
+        and (view.strides[1] == view.itemsize or view.shape[1] == 1)
         and view.strides[0] >= view.shape[1] * view.itemsize
     ):
         return Rows(int(view.ctypes.data), view.shape[1] * view.itemsize, view.shape[0], view.strides[0])
@@ -197,7 +198,7 @@ def _placed(buffer: DeviceBuffer, view: NDArray[Any], offset: int, pitch: int | 
     elif view.ndim != 2:
         raise ValueError(f"pitch= is for arrays of two dimensions, this one has {view.ndim}")
     else:
-        width = view.shape[1] * view.itemsize
+        pitch, width = operator.index(pitch), view.shape[1] * view.itemsize
         if pitch < width:
             raise ValueError(f"rows of {width} bytes do not fit into a pitch of {pitch}")
         if rows.height == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ class ForeignStream(Stream):
         self.key: Any = (context.address, address) if address in DEFAULT_STREAMS else address
         self.tail = None
         self._closed = False
+        self.lock = threading.RLock()
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
 
     @property

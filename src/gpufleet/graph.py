@@ -19,6 +19,7 @@ from gpufleet.errors import CaptureError, ContextClosed, CudaError, WrongContext
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
+    from gpufleet.driver import Driver
     from gpufleet.lifetime import Lifetime
     from gpufleet.stream import Event, Stream
 
@@ -160,14 +161,14 @@ class Graph:
         self.join(self.origin)
         try:
             mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            with self.context:
+            with self.context, capturing:
                 self.context.driver.cuStreamBeginCapture(self.origin.handle, mode)
+                _captures.append(self)
         except BaseException:
             self._let_go()
             raise
         self._is_capturing = True
         _here.graphs.append(self)
-        _captures.append(self)
 
     def _end(self) -> None:
         driver = self.context.driver
@@ -270,12 +271,19 @@ def refuse_blocking(context: Context, what: str) -> None:
             )
 
 
-def capture_in(context: Context) -> Graph | None:
-    """Return a graph for which some thread captures a stream of `context` now, if any."""
+def capture_in(driver: Driver, context: Any) -> Graph | None:
+    """Return a graph for which some thread captures a stream of a CUcontext now, if any."""
+    address = int(context)
     for graph in tuple(_captures):
-        if any(stream.context is context for stream in tuple(graph._streams)):
+        if graph.context.driver is driver and any(
+            stream.context.address == address for stream in tuple(graph._streams)
+        ):
             return graph
     return None
+
+
+capturing = threading.RLock()
+"""Held while a capture begins, and from a look at `capture_in` to a short call that would break one."""
 
 
 def refuse_in_captures(context: Context, what: str) -> None:
@@ -283,7 +291,7 @@ def refuse_in_captures(context: Context, what: str) -> None:
 
     The driver would break the capture.
     """
-    graph = capture_in(context)
+    graph = capture_in(context.driver, context.handle)
     if graph is not None:
         raise CaptureError(
             f"{context!r} cannot {what} while {graph.origin!r} is captured: do it before or after, or wait "

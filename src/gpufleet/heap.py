@@ -14,10 +14,11 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
-from gpufleet.errors import CudaError
+from gpufleet.errors import CaptureError, ContextClosed, CudaError
 from gpufleet.graph import capture_in
 from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
 
@@ -33,6 +34,10 @@ class Queue(Protocol):
     @property
     def context(self) -> Context:
         """The context that its work runs in."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while it is destroyed, and by other threads that must not find it so."""
 
     @property
     def handle(self) -> Any:
@@ -142,6 +147,7 @@ class Heap:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.lock = context.life.lock
         driver = context.driver
         # A borrowed context may end without our knowledge, and with it the streams of this heap; plain
         # memory ends with it and needs no stream to be freed.
@@ -220,7 +226,7 @@ class Heap:
         block.origin = None
 
     def _make_room(self) -> None:
-        if capture_in(self.context) is None:  # the wait would break the capture
+        if capture_in(self.context.driver, self.context.handle) is None:  # the wait would break the capture
             with self.context:
                 self.context.driver.cuCtxSynchronize()
         self.trim()
@@ -254,19 +260,23 @@ class Heap:
         if queue.is_closed:  # closing has waited for its work
             self._free_in(self._frees, block)
             return True
-        # Memory of a pool cannot be freed in a stream of another device (INVALID_VALUE on driver 580).
-        if queue.is_foreign or queue.context.device.ordinal != self.context.device.ordinal:
+        # A stream of another context may be closed meanwhile: only that context's lock forbids it. And memory
+        # of a pool cannot be freed in a stream of another device (INVALID_VALUE on driver 580).
+        if queue.is_foreign or queue.context is not self.context:
             return False
         self._free_in(queue.handle, block)
         return True
 
     def _free_behind_all(self, block: Block) -> bool:
-        """Free a block behind all its uses; say False where another library's capture forbids it."""
+        """Free a block behind all its uses; say False where a capture forbids it."""
         try:
-            for queue in block.uses.values():
-                if not queue.is_closed:
-                    queue.precede(self._frees)
-        except CudaError as error:
+            for queue in tuple(block.uses.values()):
+                with contextlib.suppress(ContextClosed):  # closed meanwhile, which has waited for its work
+                    if not queue.is_closed:
+                        queue.precede(self._frees)
+        except CaptureError:
+            return False
+        except CudaError as error:  # another library captures
             if not error.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
                 raise
             return False
@@ -288,7 +298,8 @@ class Heap:
                 block = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._free_if_allowed(block)
+            with self.context.life.lock:  # a stream is destroyed under it too
+                self._free_if_allowed(block)
 
     def _free_if_allowed(self, block: Block) -> None:
         if not (self._free_at_once(block) or self._free_behind_all(block)):

@@ -37,6 +37,9 @@ def any_size(nbytes: int) -> None:
     """Take copies of any size."""
 
 
+PITCH_OF_DEVICE_MEMORY = "pitch= is for host arrays of two dimensions: device memory is copied whole"
+
+
 class DeviceBuffer:
     """Memory of one device, owned by one context.
 
@@ -188,11 +191,13 @@ class DeviceBuffer:
         self, source: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
     ) -> Transfer | None:
         self.check_writable()
-        stream = self._stream(stream)
+        stream, offset = self._stream(stream), operator.index(offset)
         if stream is not None and stream.must_enter:
             with stream.context:
                 return self._copy_from(source, offset, pitch, stream, check_size)
         part = _part_of(source)
+        if pitch is not None and (part is not None or is_foreign(source)):
+            raise ValueError(PITCH_OF_DEVICE_MEMORY)
         if part is not None:
             check_size(part.nbytes)
             return copy_across(Part(self, offset, part.nbytes), part, stream)
@@ -206,11 +211,13 @@ class DeviceBuffer:
     def _copy_to(
         self, target: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
     ) -> Transfer | None:
-        stream = self._stream(stream)
+        stream, offset = self._stream(stream), operator.index(offset)
         if stream is not None and stream.must_enter:
             with stream.context:
                 return self._copy_to(target, offset, pitch, stream, check_size)
         part = _part_of(target)
+        if pitch is not None and (part is not None or is_foreign(target)):
+            raise ValueError(PITCH_OF_DEVICE_MEMORY)
         if part is not None:
             check_size(part.nbytes)
             part.buffer.check_writable()

@@ -7,6 +7,7 @@ machine with H200s); new ones cost what `cuMemHostAlloc` does (2.3 GB/s), since 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -234,13 +235,20 @@ class PinnedPool:
                 if queue.tail is not None:
                     block.busy.append((queue.context.life, queue.tail, False))
                 continue
-            with queue.context:
-                event = self.driver.cuEventCreate(DISABLE_TIMING)
-                block.busy.append((queue.context.life, event, True))
-                self.driver.cuEventRecord(event, queue.handle)
+            with contextlib.suppress(ContextClosed):  # closed meanwhile, which has waited for its work
+                self._mark(block, queue)
         with self._lock:
             if not self._is_lost(block):
                 self._free.setdefault(block.nbytes, []).append(block)
+
+    def _mark(self, block: PinnedBlock, queue: Queue) -> None:
+        """Note that a block is busy until what is in a stream now is done."""
+        with queue.context:
+            event = self.driver.cuEventCreate(DISABLE_TIMING)
+            block.busy.append((queue.context.life, event, True))
+            with queue.lock:
+                if not queue.is_closed:
+                    self.driver.cuEventRecord(event, queue.handle)
 
     def forget(self, block: PinnedBlock, uses: dict[Any, Queue]) -> None:
         """Take a block back from a finalizer, which makes no call of the driver: the next `take` does."""

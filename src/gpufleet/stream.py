@@ -42,6 +42,8 @@ class Stream:
     ----------
     graph : Graph or None
         What its work is captured into now.
+    lock : RLock
+        Held while it is destroyed, and by other threads that must not find it so.
     """
 
     graph: Graph | None = None
@@ -56,6 +58,7 @@ class Stream:
         self._closed = False
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
         self._is_main = is_main
+        self.lock = threading.RLock()
         self._finalizer = _finalize(self, "cuStreamDestroy", handle)
 
     @classmethod
@@ -163,7 +166,9 @@ class Stream:
 
     def precede(self, later: Any) -> None:
         """Let later work of a stream (a CUstream) wait for what is in this one now, without a new event."""
-        self.context.heap.let_wait(later, self.handle)
+        with self.lock:
+            if not self._closed:
+                self.context.heap.let_wait(later, self.handle)
 
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
@@ -216,8 +221,12 @@ class Stream:
             event.let_go()
         self._held.clear()
         driver.launches.forget(self.context.address, self.address)
-        self.context.free("cuStreamDestroy", self.handle)
+        self.context.if_alive(self._destroy)
         self.context.note_closed_stream()
+
+    def _destroy(self) -> None:
+        with self.lock:
+            self.context.driver.cuStreamDestroy(self.handle)
 
     def abandon(self) -> None:
         """Leave the stream to its context, whose end frees it: no finalizer will."""
