@@ -6,13 +6,12 @@ the driver makes the caller wait for pageable memory, so that is staged through 
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpufleet.errors import CaptureError, GpufleetError
+from gpufleet.errors import CaptureError
 from gpufleet.peers import copies_arrive, copy_to_peer
 from gpufleet.pinned_memory import PinnedBlock, pool_of
 from gpufleet.registration import is_known, split
@@ -63,7 +62,7 @@ def copy_in(
     place = buffer.address + offset
     if stream is None or not rows.nbytes:
         _host_to_device(driver, place, pitch, rows, queue)
-        return completed(queue, stream, buffer, keep=view)
+        return completed(queue, stream, keep=view)
     small = rows.nbytes <= RETURNS_EARLY and rows.height == 1
     is_direct = queue.graph is not None or small or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "from", buffer):
@@ -87,7 +86,7 @@ def copy_out(
     place = buffer.address + offset
     if stream is None or not rows.nbytes:
         _device_to_host(driver, rows, place, pitch, queue)
-        return completed(queue, stream, buffer, keep=view, value=view)
+        return completed(queue, stream, keep=view, value=view)
     is_direct = queue.graph is not None or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "to", buffer):
         _device_to_host(driver, rows, place, pitch, queue)
@@ -145,7 +144,7 @@ def copy_across(target: Part, source: Part, stream: Stream | None) -> Transfer |
         copy_to_peer(here, target.address, there, source.address, source.nbytes, queue)
     else:
         return _through_the_host(target, source, stream)
-    return completed(queue, stream, target.buffer, source.buffer)
+    return completed(queue, stream)
 
 
 def _through_the_host(target: Part, source: Part, stream: Stream | None) -> Transfer | None:
@@ -247,7 +246,7 @@ def _depth_of_caller() -> int:
 
 
 def completed(
-    queue: Stream, stream: Stream | None, *buffers: DeviceBuffer, keep: object = None, value: object = None
+    queue: Stream, stream: Stream | None, *, keep: object = None, value: object = None
 ) -> Transfer | None:
     """Wait for what was queued, if no stream was given; else return what tells when it is complete.
 
@@ -255,14 +254,7 @@ def completed(
     """
     if stream is not None:
         return Transfer(queue.record() if keep is None else queue.hold(keep), value)
-    try:
-        queue.synchronize()
-    except BaseException:  # Ctrl-C ends the wait, but not the work
-        for buffer in buffers:
-            buffer.uses[queue.key] = queue
-        with contextlib.suppress(GpufleetError):
-            queue.hold(keep)
-        raise
+    queue.synchronize()
     return None
 
 

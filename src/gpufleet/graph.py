@@ -162,9 +162,9 @@ class Graph:
         try:
             mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
             with self.context, capturing:
-                self.context.driver.cuStreamBeginCapture(self.origin.handle, mode)
                 _captures.append(self)
-        except BaseException:
+                self.context.driver.cuStreamBeginCapture(self.origin.handle, mode)
+        except CudaError:
             self._let_go()
             raise
         self._is_capturing = True
@@ -176,8 +176,6 @@ class Graph:
             graph = driver.cuStreamEndCapture(self.origin.handle)
         except CudaError as error:
             joined = [stream for stream in self._streams if stream is not self.origin]
-            self._let_go()
-            self._forget()
             raise _why_not(error, self.origin, joined) from error
         self._let_go()
         try:
@@ -192,7 +190,7 @@ class Graph:
     def _abandon(self) -> None:
         driver = self.context.driver
         try:
-            if not driver.is_lost:
+            if self in _captures and not driver.is_lost:
                 error, graph = driver.raw.cuStreamEndCapture(self.origin.handle)
                 if not error:
                     driver.cuGraphDestroy(graph)
@@ -224,13 +222,13 @@ def capture(stream: Stream) -> Iterator[Graph]:
     if stream.graph is not None:
         raise CaptureError(f"{stream!r} is being captured already")
     graph = Graph(stream)
-    graph._begin()
     try:
+        graph._begin()
         yield graph
-    except BaseException:
+        graph._end()
+    except BaseException:  # Ctrl-C too, wherever it comes
         graph._abandon()
         raise
-    graph._end()
 
 
 class _Here(threading.local):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpufleet.allocators import Allocator
 from gpufleet.array import DeviceArray, view
 from gpufleet.copies import Part, completed, copy_across, copy_in, copy_out
-from gpufleet.errors import CaptureError, ContextClosed, WrongContext
+from gpufleet.errors import CaptureError, ContextClosed, GpufleetError, StickyError, WrongContext
 from gpufleet.graph import refuse_blocking
 from gpufleet.heap import Block, Queue, forget, forget_quietly
 from gpufleet.host_view import owner_of
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from gpufleet.context import Context
 
 
+REFUSALS = (TypeError, ValueError, CaptureError, ContextClosed, WrongContext, StickyError)
+"""Errors of copies that have not begun, or never go on."""
 CheckSize = Callable[[int], None]
 """Raises `ValueError` if a copy has not the right number of bytes."""
 
@@ -176,8 +179,14 @@ class DeviceBuffer:
             with stream.context:
                 return self.fill(byte, stream=stream)
         queue = self.queue_for(stream)
-        self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
-        return completed(queue, stream, self)
+        try:
+            self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
+            return completed(queue, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._outlast(queue, None)
+            raise
 
     def copy_into(self, array: DeviceArray, source: Any, stream: Stream | None) -> Transfer | None:
         """Do as `copy_from`, for all of an array that lies in this buffer."""
@@ -198,15 +207,21 @@ class DeviceBuffer:
         part = _part_of(source)
         if pitch is not None and (part is not None or is_foreign(source)):
             raise ValueError(PITCH_OF_DEVICE_MEMORY)
-        if part is not None:
-            check_size(part.nbytes)
-            return copy_across(Part(self, offset, part.nbytes), part, stream)
-        if is_foreign(source):
-            return self._copy_array(source, offset, stream, check_size, is_source=True)
-        view = _host_array(source, writable=False)
-        check_size(view.nbytes)
-        _note_user(view, stream)
-        return copy_in(self, view, offset, pitch, stream)
+        try:
+            if part is not None:
+                check_size(part.nbytes)
+                return copy_across(Part(self, offset, part.nbytes), part, stream)
+            if is_foreign(source):
+                return self._copy_array(source, offset, stream, check_size, is_source=True)
+            view = _host_array(source, writable=False)
+            check_size(view.nbytes)
+            _note_user(view, stream)
+            return copy_in(self, view, offset, pitch, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._outlast(stream or self.context.main_stream, source)
+            raise
 
     def _copy_to(
         self, target: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
@@ -218,16 +233,35 @@ class DeviceBuffer:
         part = _part_of(target)
         if pitch is not None and (part is not None or is_foreign(target)):
             raise ValueError(PITCH_OF_DEVICE_MEMORY)
-        if part is not None:
-            check_size(part.nbytes)
-            part.buffer.check_writable()
-            return copy_across(part, Part(self, offset, part.nbytes), stream)
-        if is_foreign(target):
-            return self._copy_array(target, offset, stream, check_size, is_source=False)
-        view = _host_array(target, writable=True)
-        check_size(view.nbytes)
-        _note_user(view, stream)
-        return copy_out(self, view, offset, pitch, stream)
+        try:
+            if part is not None:
+                check_size(part.nbytes)
+                part.buffer.check_writable()
+                return copy_across(part, Part(self, offset, part.nbytes), stream)
+            if is_foreign(target):
+                return self._copy_array(target, offset, stream, check_size, is_source=False)
+            view = _host_array(target, writable=True)
+            check_size(view.nbytes)
+            _note_user(view, stream)
+            return copy_out(self, view, offset, pitch, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            owner = self if part is None else part.buffer
+            self._outlast(stream or owner.context.main_stream, target)
+            raise
+
+    def _outlast(self, queue: Stream, other: Any) -> None:
+        """Keep both sides of a copy that Ctrl-C or a failure of the driver ended: it may be under way."""
+        part = _part_of(other)
+        for buffer in (self, None if part is None else part.buffer):
+            if buffer is not None:
+                buffer.uses[queue.key] = queue
+        if queue.graph is None:
+            with contextlib.suppress(GpufleetError):
+                if isinstance(other, PinnedBuffer):
+                    other.note_user(queue)
+                queue.hold(other)
 
     def _copy_array(
         self, array: Any, offset: int, stream: Stream | None, check_size: CheckSize, *, is_source: bool
@@ -242,7 +276,7 @@ class DeviceBuffer:
         target, source = (here, there) if is_source else (there, here)
         if memory.nbytes:
             self.context.driver.cuMemcpyDtoDAsync(target, source, memory.nbytes, queue.handle)
-        return completed(queue, stream, self, keep=(memory.owner, array), value=None if is_source else array)
+        return completed(queue, stream, keep=(memory.owner, array), value=None if is_source else array)
 
     # Who uses it
 
