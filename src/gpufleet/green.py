@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.context import Context
@@ -41,8 +42,6 @@ class GreenContext(Context):
     shared_sm_count : int
         How many of them other green contexts had when this one was made; 0 as long as there are enough.
     """
-
-    _warning_depth = 5
 
     def __init__(self, device: Device, green: Any, asked: int, parts: Parts, share: Share) -> None:
         from cuda.bindings.driver import CUdevResourceType
@@ -91,7 +90,7 @@ class GreenContext(Context):
     # One thread at a time. The lock is held while a thread enters or leaves, not while it is inside: who
     # entered last is asked whether it still is.
 
-    def _enter(self, by_with: bool) -> None:
+    def __enter__(self) -> Context:
         if self.driver.is_lost:  # by a fork, say, when another thread held the lock
             self._check_not_lost()
         entries = thread_entries()
@@ -104,14 +103,16 @@ class GreenContext(Context):
                     "of its own, as ContextPool(kind='green') does"
                 )
             self._last = weakref.ref(entries)
-            super()._enter(by_with)
+            return super().__enter__()
 
-    def _leave(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.driver.is_forked:
-            super()._leave()
+            super().__exit__(kind, error, trace)
             return
         with self._turn:
-            super()._leave()
+            super().__exit__(kind, error, trace)
 
     def pop(self) -> None:
         """Undo this thread's last `push`, as `Context.pop` does."""
