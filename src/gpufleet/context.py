@@ -62,7 +62,7 @@ class Context:
         primary context or a green one belongs to the primary one, which others may retain.
     """
 
-    _warning_depth = 4
+    _warning_depth = 3
 
     def __init__(self, device: Device, handle: Any, kind: str, release: Release | None = None) -> None:
         self.device = device

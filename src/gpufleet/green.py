@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.context import Context
-from gpufleet.entries import ThreadEntries, thread_entries
+from gpufleet.entries import ThreadEntries, of_thread
 from gpufleet.errors import ContextInUse
 from gpufleet.multiprocessors import Parts, Share, checked_count, parts_of
 from gpufleet.stream import NON_BLOCKING
@@ -42,7 +43,7 @@ class GreenContext(Context):
         How many of them other green contexts had when this one was made; 0 as long as there are enough.
     """
 
-    _warning_depth = 5
+    _warning_depth = 4
 
     def __init__(self, device: Device, green: Any, asked: int, parts: Parts, share: Share) -> None:
         from cuda.bindings.driver import CUdevResourceType
@@ -91,10 +92,10 @@ class GreenContext(Context):
     # One thread at a time. The lock is held while a thread enters or leaves, not while it is inside: who
     # entered last is asked whether it still is.
 
-    def _enter(self, by_with: bool) -> None:
+    def __enter__(self) -> GreenContext:
         if self.driver.is_lost:  # by a fork, say, when another thread held the lock
             self._check_not_lost()
-        entries = thread_entries()
+        entries = of_thread.entries
         with self._turn:
             last = None if self._last is None else self._last()
             if last is not None and last is not entries and any(entry[0] is self for entry in list(last)):
@@ -104,14 +105,17 @@ class GreenContext(Context):
                     "of its own, as ContextPool(kind='green') does"
                 )
             self._last = weakref.ref(entries)
-            super()._enter(by_with)
+            super().__enter__()
+        return self
 
-    def _leave(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.driver.is_forked:
-            super()._leave()
+            super().__exit__(kind, error, trace)
             return
         with self._turn:
-            super()._leave()
+            super().__exit__(kind, error, trace)
 
     def pop(self) -> None:
         """Undo this thread's last `push`, as `Context.pop` does."""
