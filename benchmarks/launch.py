@@ -32,16 +32,13 @@ import numpy as np
 import gpufleet as gf
 from gpufleet import native
 
-TEN = ", ".join(
-    [".param .u64 a", ".param .u64 b", ".param .f32 c", ".param .f64 d"]
-    + [f".param .u32 {n}" for n in "efghij"]
-)
+TEN = "u64 u64 f32 f64 u32 u32 u32 u32 u32 u32"
 PTX = f"""
 .version 7.0
 .target sm_75
 .address_size 64
 .visible .entry add(.param .u64 add_param_0, .param .u32 add_param_1) {{ ret; }}
-.visible .entry ten({", ".join(f".param .{each}" for each in TEN.split(", "))}) {{ ret; }}
+.visible .entry ten({", ".join(f".param .{kind} p{n}" for n, kind in enumerate(TEN.split()))}) {{ ret; }}
 """
 CUDA = """
 extern "C" __global__ void add(int *a, unsigned b) {}

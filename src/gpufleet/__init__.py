@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StatisticsAllocator,
     )
     from gpufleet.array import DeviceArray
+    from gpufleet.bound import BoundKernel
     from gpufleet.context import Context
     from gpufleet.crew import ExecutorBroken
     from gpufleet.current import current_context
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
     "array": ("DeviceArray",),
+    "bound": ("BoundKernel",),
     "context": ("Context",),
     "crew": ("ExecutorBroken",),
     "current": ("current_context",),
@@ -115,6 +117,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 __all__ = [
     "Allocator",
     "BlockingCopyWarning",
+    "BoundKernel",
     "CaptureError",
     "CompileError",
     "Context",
