@@ -16,7 +16,7 @@ from gpufleet.device import Device
 from gpufleet.driver import Driver, get_driver
 from gpufleet.multiprocessors import parts_of
 from latches import Latch
-from leasing import SECONDS, Worker, check, current
+from leasing import SECONDS, Worker, check, current, poison
 
 PTX = """
 .version 7.0
@@ -477,6 +477,17 @@ def test_what_lives_in_it_is_freed_also_where_the_primary_context_lives_on(devic
             assert primary.memory_info() == before
         del kept
     primary.close()
+
+
+def test_fault_in_one_ends_the_driver_and_closing_says_so(virtual: Driver) -> None:
+    device = Device(0, virtual)
+    with device.create_green_context(sm_count=1) as green, pytest.raises(gf.StickyError):
+        poison(virtual)
+    with pytest.raises(gf.StickyError):
+        device.create_green_context(sm_count=1)
+    with pytest.raises(gf.StickyError):
+        green.close()
+    assert green.is_closed
 
 
 def test_forgotten_one_is_destroyed_with_a_warning(virtual: Driver) -> None:
