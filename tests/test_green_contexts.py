@@ -543,6 +543,7 @@ def test_forked_child_is_told_so_whoever_was_inside() -> None:
         device = gf.devices("virtual")[0]
         green = device.create_green_context(sm_count=1)
         with green:
+            green.push()
             held = threading.Event()
             def hold():
                 with green._turn:  # as a thread that is about to enter
@@ -554,14 +555,15 @@ def test_forked_child_is_told_so_whoever_was_inside() -> None:
             if child:
                 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
                 os._exit(0)
-            for use in (green.push, lambda: green.alloc(4), lambda: device.create_green_context(sm_count=1)):
+            create = lambda: device.create_green_context(sm_count=1)
+            for use in (green.push, green.pop, lambda: green.alloc(4), create):
                 try:
                     use()
                 except gf.ForkedProcess as error:
                     print("spawn" in str(error), flush=True)
         green.close()
         """,
-        "True\nTrue\nTrue\n0\n",
+        "True\nTrue\nTrue\nTrue\n0\n",
     )
 
 

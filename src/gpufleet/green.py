@@ -119,6 +119,9 @@ class GreenContext(Context):
 
     def pop(self) -> None:
         """Undo this thread's last `push`, as `Context.pop` does."""
+        if self.driver.is_forked:
+            super().pop()  # raises
+            return
         with self._turn:
             super().pop()
 
