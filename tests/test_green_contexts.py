@@ -16,7 +16,7 @@ from gpufleet.device import Device
 from gpufleet.driver import Driver, get_driver
 from gpufleet.multiprocessors import parts_of
 from latches import Latch
-from leasing import SECONDS, Worker, check, current
+from leasing import SECONDS, Worker, check, current, poison
 
 PTX = """
 .version 7.0
@@ -479,6 +479,17 @@ def test_what_lives_in_it_is_freed_also_where_the_primary_context_lives_on(devic
     primary.close()
 
 
+def test_fault_in_one_ends_the_driver_and_closing_says_so(virtual: Driver) -> None:
+    device = Device(0, virtual)
+    with device.create_green_context(sm_count=1) as green, pytest.raises(gf.StickyError):
+        poison(virtual)
+    with pytest.raises(gf.StickyError):
+        device.create_green_context(sm_count=1)
+    with pytest.raises(gf.StickyError):
+        green.close()
+    assert green.is_closed
+
+
 def test_forgotten_one_is_destroyed_with_a_warning(virtual: Driver) -> None:
     green = Device(0, virtual).create_green_context(sm_count=1)
     with green:
@@ -532,6 +543,7 @@ def test_forked_child_is_told_so_whoever_was_inside() -> None:
         device = gf.devices("virtual")[0]
         green = device.create_green_context(sm_count=1)
         with green:
+            green.push()
             held = threading.Event()
             def hold():
                 with green._turn:  # as a thread that is about to enter
@@ -543,14 +555,15 @@ def test_forked_child_is_told_so_whoever_was_inside() -> None:
             if child:
                 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
                 os._exit(0)
-            for use in (green.push, lambda: green.alloc(4), lambda: device.create_green_context(sm_count=1)):
+            create = lambda: device.create_green_context(sm_count=1)
+            for use in (green.push, green.pop, lambda: green.alloc(4), create):
                 try:
                     use()
                 except gf.ForkedProcess as error:
                     print("spawn" in str(error), flush=True)
         green.close()
         """,
-        "True\nTrue\nTrue\n0\n",
+        "True\nTrue\nTrue\nTrue\n0\n",
     )
 
 

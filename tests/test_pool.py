@@ -495,8 +495,9 @@ def test_two_threads_closing_destroy_each_context_once(virtual: Driver) -> None:
     assert len(destroyed) == len(set(destroyed)) == 2
 
 
-def test_fault_breaks_the_pool_for_those_inside_waiting_and_coming(virtual: Driver) -> None:
-    pool = gf.ContextPool([0], max_threads_per_context=1, driver=virtual)
+@pytest.mark.parametrize("kind", ["primary", "created", "green"])
+def test_fault_breaks_the_pool_for_those_inside_waiting_and_coming(virtual: Driver, kind: str) -> None:
+    pool = gf.ContextPool([0], kind=kind, max_threads_per_context=1, driver=virtual)
     holder = Holder(pool).entered()
     waiting = Worker(pool.lease().acquire)
     until(lambda: pool.statistics().waiting == 1)
@@ -552,9 +553,10 @@ def test_statistics(narrow: gf.ContextPool) -> None:
 # The process
 
 
-def test_pool_may_be_a_global_when_the_interpreter_exits() -> None:
-    check("""
-    pool = gf.ContextPool(driver="virtual")
+@pytest.mark.parametrize("kind", ["primary", "created", "green"])
+def test_pool_may_be_a_global_when_the_interpreter_exits(kind: str) -> None:
+    check(f"""
+    pool = gf.ContextPool(kind={kind!r}, driver="virtual")
     with pool.lease() as context:
         stream = context.stream()
     kept = pool.lease().acquire()

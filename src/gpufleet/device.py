@@ -93,7 +93,7 @@ class Device:
 
     @property
     def multiprocessor_count(self) -> int:
-        """Number of multiprocessors; of a virtual device, of the CPU cores that it may use."""
+        """Number of multiprocessors; of a virtual device, of the CPU cores that it may use by default."""
         return self.attribute("multiprocessor_count")
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.context import Context
-from gpufleet.entries import ThreadEntries, thread_entries
+from gpufleet.entries import ThreadEntries, of_thread
 from gpufleet.errors import ContextInUse
 from gpufleet.multiprocessors import Parts, Share, checked_count, parts_of
 from gpufleet.stream import NON_BLOCKING
@@ -90,10 +90,10 @@ class GreenContext(Context):
     # One thread at a time. The lock is held while a thread enters or leaves, not while it is inside: who
     # entered last is asked whether it still is.
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> GreenContext:
         if self.driver.is_lost:  # by a fork, say, when another thread held the lock
             self._check_not_lost()
-        entries = thread_entries()
+        entries = of_thread.entries
         with self._turn:
             last = None if self._last is None else self._last()
             if last is not None and last is not entries and any(entry[0] is self for entry in list(last)):
@@ -103,7 +103,8 @@ class GreenContext(Context):
                     "of its own, as ContextPool(kind='green') does"
                 )
             self._last = weakref.ref(entries)
-            return super().__enter__()
+            super().__enter__()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -116,6 +117,9 @@ class GreenContext(Context):
 
     def pop(self) -> None:
         """Undo this thread's last `push`, as `Context.pop` does."""
+        if self.driver.is_forked:
+            super().pop()  # raises
+            return
         with self._turn:
             super().pop()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CaptureError, ContextClosed, CudaError
 from gpufleet.graph import capture_in
-from gpufleet.stream import DISABLE_TIMING, NOT_READY, is_ready, settle, wait
+from gpufleet.stream import DEFAULT_STREAMS, DISABLE_TIMING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -341,12 +341,13 @@ class Heap:
         One event serves all: a stream that waits for an event waits for its last recording before the call.
         """
         driver = self.context.driver
+        is_default = (
+            int(handle) in DEFAULT_STREAMS
+        )  # the current context's; a green one another may be inside
         with _joining:
-            with self.context:
+            with self.context if is_default else contextlib.nullcontext():
                 driver.cuEventRecord(self.joint, handle)
-            driver.cuStreamWaitEvent(
-                later, self.joint, 0
-            )  # outside: a default stream is the current context's
+            driver.cuStreamWaitEvent(later, self.joint, 0)
 
     def record_tail(self, queue: Queue) -> Any:
         """Return an event behind the work of another library's stream: one event for each such stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,8 @@ class Device:
         One for each CPU core that may be used, if nothing else was asked for.
     primary : Context
         Its primary context, alive while `primary_retained` is above zero.
+    primary_lock : RLock
+        Held while that begins or ends, so that it is not retained while it ends.
     default_pool, current_pool : Pool
         What cuMemAllocAsync takes from.
     """
@@ -73,6 +76,7 @@ class Device:
         self.uuid = device_uuid(index)
         self.limits = _LIMITS.get(capability, _LIMITS[9, 0])
         self.multiprocessors = usable_cores() if multiprocessors is None else multiprocessors
+        self.primary_lock = threading.RLock()
         self.primary_retained = 0
         self.primary_flags = 0
         self.primary = Context(self, 0, is_primary=True)

@@ -35,8 +35,6 @@ class VirtualDriver:
     devices : int
     compute_capability : tuple of int
         Which PTX the devices accept, and some of their limits.
-    multiprocessors : int
-        Of each device; by default the CPU cores that this process may use. More do not make it faster.
     memory : int
         Bytes of each device; by default a quarter of the machine's memory, divided by the devices.
     engine : Engine
@@ -44,6 +42,8 @@ class VirtualDriver:
     visible_devices : str or None
         A value as of CUDA_VISIBLE_DEVICES, or None for all devices. By default the environment variable
         says it, when cuInit is called.
+    multiprocessors : int
+        Of each device; by default the CPU cores that this process may use. More do not make it faster.
 
     Attributes
     ----------
@@ -58,10 +58,10 @@ class VirtualDriver:
         self,
         devices: int = 2,
         compute_capability: tuple[int, int] = (9, 0),
-        multiprocessors: int | None = None,
         memory: int | None = None,
         engine: Engine | None = None,
         visible_devices: str | None = FROM_ENVIRONMENT,
+        multiprocessors: int | None = None,
     ) -> None:
         if devices < 1:
             raise ValueError(f"a virtual driver with {devices} devices: expected at least 1")

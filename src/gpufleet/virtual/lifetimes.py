@@ -25,19 +25,42 @@ def create_context(state: State, device: Device, flags: int) -> Context:
         return context
 
 
-def revive_primary(device: Device) -> None:
-    """Let a primary context begin a new life under its handle; the lock is held."""
-    _charge_context(device)
-    device.primary.clear()
-    device.primary.flags = device.primary_flags
-    device.primary.is_destroyed = False
+def retain_primary(state: State, device: Device) -> Context:
+    """Return a device's primary context, retained once more; it begins a new life if it has none."""
+    with device.primary_lock, state.lock:
+        if device.primary.is_destroyed:
+            _charge_context(device)
+            device.primary.clear()
+            device.primary.flags = device.primary_flags
+            device.primary.is_destroyed = False
+        device.primary_retained += 1
+        return device.primary
+
+
+def release_primary(state: State, device: Device) -> None:
+    """Give one retain of a primary context back; the last one ends it."""
+    with device.primary_lock:
+        with state.lock:
+            if not device.primary_retained:
+                raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
+            device.primary_retained -= 1
+            is_last = not device.primary_retained
+        if is_last:
+            end_context(state, device.primary)
+            device.primary_flags = 0
+
+
+def reset_primary(state: State, device: Device) -> None:
+    """End a primary context and its green ones; its other retains stay."""
+    with device.primary_lock:
+        for green in list(device.primary.greens):
+            if _end_green(state, green):
+                device.primary_retained -= 1
+        end_context(state, device.primary)
 
 
 def end_context(state: State, context: Context) -> None:
     """Wait for a context's work, and others' copies of its memory, then end it and what belongs to it."""
-    for green in list(context.greens):  # of a primary context that is reset
-        if _end_green(state, green):
-            context.device.primary_retained -= 1
     _wait(state, context)
     with state.lock:
         owned = list(state.memory.owned_by(context))
@@ -56,10 +79,8 @@ def end_context(state: State, context: Context) -> None:
 
 def create_green(state: State, device: Device, share: Share) -> GreenContext:
     """Return a new green context, which retains the primary context."""
+    retain_primary(state, device)
     with state.lock:
-        if device.primary.is_destroyed:
-            revive_primary(device)
-        device.primary_retained += 1
         green = GreenContext(device, share)
         device.primary.greens.append(green)
         state.contexts[green.handle] = state.green_contexts[green.green_handle] = green
@@ -88,18 +109,6 @@ def _end_green(state: State, green: GreenContext) -> bool:
             state.detached_streams.add(stream.handle)
         green.streams = {}
     return True
-
-
-def release_primary(state: State, device: Device) -> None:
-    """Give one retain of a primary context back; the last one ends it."""
-    with state.lock:
-        if not device.primary_retained:
-            raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
-        device.primary_retained -= 1
-        is_last = not device.primary_retained
-    if is_last:
-        end_context(state, device.primary)
-        device.primary_flags = 0
 
 
 def unload(state: State, module: Module) -> None:

@@ -7,19 +7,14 @@ from typing import Any
 from gpufleet.virtual.api.contexts import check_flags
 from gpufleet.virtual.bindings import bindings
 from gpufleet.virtual.calls import call
-from gpufleet.virtual.lifetimes import end_context, release_primary, revive_primary
+from gpufleet.virtual.lifetimes import release_primary, reset_primary, retain_primary
 from gpufleet.virtual.state import State
 
 
 @call(outputs=1)
 def cuDevicePrimaryCtxRetain(state: State, dev: Any) -> Any:
     """Return the primary context, made alive if it is not; it does not become current."""
-    device = state.device(dev)
-    with state.lock:
-        if device.primary.is_destroyed:
-            revive_primary(device)
-        device.primary_retained += 1
-    return bindings().CUcontext(device.primary.handle)
+    return bindings().CUcontext(retain_primary(state, state.device(dev)).handle)
 
 
 @call(by_finalizers=True)
@@ -31,7 +26,7 @@ def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
 @call()
 def cuDevicePrimaryCtxReset(state: State, dev: Any) -> None:
     """End the context and all that is in it; its retains stay."""
-    end_context(state, state.device(dev).primary)
+    reset_primary(state, state.device(dev))
 
 
 @call()
