@@ -254,9 +254,9 @@ class Stress:
             device = chance.choice((None, None, 0, 1, 2, 3))
             timeout = chance.choice((None, 1.0, 0.001, 0))
             try:
-                if roll < 0.0003:
+                if roll < 0.001:
                     yield self.replace_pool(pool)
-                elif roll < 0.001:
+                elif roll < 0.002:
                     gc.collect(0)
                     yield "collections"
                 elif roll < 0.01:
