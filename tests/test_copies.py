@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import warnings
@@ -337,3 +338,42 @@ def test_single_column_of_an_array_is_rows_of_one_element(context: gf.Context) -
     with context.alloc(8) as buffer:
         buffer.copy_from(array[:, ::2][:, 1:2])
         assert buffer.to_numpy().tolist() == array[:, 2].tolist()
+
+
+@pytest.mark.parametrize("what", ["copy_from", "copy_to", "fill", "copy"])
+def test_memory_of_a_copy_that_was_interrupted_is_kept_until_it_is_done(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    def interrupted(*given: Any) -> None:
+        raise Interrupt
+
+    main = context.main_stream
+    buffer, other = context.alloc(4096), context.alloc(4096)
+    host = gf.pinned(4096, context=context)
+    addresses = {buffer.address, other.address}
+    with Latch(main):
+        with monkeypatch.context() as patch, pytest.raises(Interrupt):
+            patch.setattr(main, "synchronize", interrupted)
+            {
+                "copy_from": lambda: buffer.copy_from(host),
+                "copy_to": lambda: buffer.copy_to(host),
+                "fill": lambda: buffer.fill(1),
+                "copy": lambda: buffer.copy_from(other),
+            }[what]()
+        used = {
+            "copy_from": {buffer, host},
+            "copy_to": {buffer, host},
+            "fill": {buffer},
+            "copy": {buffer, other},
+        }[what]
+        taken = {each.address for each in used}
+        for each in (buffer, other, host):
+            each.close()
+        with contextlib.ExitStack() as stack:
+            again = {stack.enter_context(context.alloc(4096)).address for _ in range(4)}
+            pinned = stack.enter_context(gf.pinned(4096, context=context)).address
+            assert not (again & taken & addresses), "handed out under the copy"
+            assert pinned not in taken, "handed out under the copy"
