@@ -6,8 +6,8 @@ import ctypes as c
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from gpufleet.virtual.engine import Executable, Launch
 from gpufleet.virtual.jit import cache, callbacks, faults
 from gpufleet.virtual.jit.abi import SLACK, Job
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
-from gpufleet.virtual.jit.llvm import compiler
+from gpufleet.virtual.jit.llvm import Effort, compiler
 from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.optimiser import optimiser
 from gpufleet.virtual.jit.runtime import is_supported, runtime
 from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
 from gpufleet.virtual.jit.unit import Program
+from gpufleet.virtual.jit.variant import Code, Variant
 from gpufleet.virtual.jit.warp import WARP_OPERATIONS
 from gpufleet.virtual.ptx import Module
 from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
@@ -36,9 +38,18 @@ class JitEngine:
 
     name = "jit"
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort | None = None) -> None:
+        """Make an engine.
+
+        Parameters
+        ----------
+        effort : Effort, optional
+            How kernels are compiled. By default quickly, and again with all optimisation when their
+            launches have run for a while (variant.py).
+        """
         if not is_supported():
             raise OSError("the JIT engine needs 64-bit Linux to catch faults; use the interpreter here")
+        self._effort = effort
 
     def load(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> JitExecutable:
         """Compile a kernel for the most common class of block shapes; others follow when they are used.
@@ -48,31 +59,22 @@ class JitEngine:
         PtxError
             NOT_SUPPORTED for an instruction that this engine does not carry out, with its line.
         """
-        executable = JitExecutable(module, kernel, symbols)
+        executable = JitExecutable(module, kernel, symbols, self._effort)
         executable.prepare(module.kernels[kernel].required_block or (256, 1, 1))
         return executable
-
-
-@dataclass
-class _Variant:
-    """Machine code for one class of block shapes."""
-
-    generated: Generated
-    entry: int
-    tracker: Any
-    """Keeps the code in memory."""
-    symbols: Any
-    """Addresses of the variables that the code refers to, as a C array."""
 
 
 class JitExecutable:
     """One kernel; implements `gpufleet.virtual.engine.Executable`. Safe to use from several threads."""
 
-    def __init__(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> None:
+    def __init__(
+        self, module: Module, kernel: str, symbols: Mapping[str, int], effort: Effort | None = None
+    ) -> None:
         self._module = module
+        self._effort = effort
         self._kernel = module.kernels[kernel]
         self._symbols = symbols
-        self._variants: dict[BlockShape, _Variant] = {}
+        self._variants: dict[BlockShape, Variant] = {}
         self._lock = threading.RLock()
 
     def prepare(self, block: tuple[int, int, int]) -> None:
@@ -85,15 +87,21 @@ class JitExecutable:
             self._interpreted.run(launch)
             return
         variant = self._variant(launch.block)
+        code = variant.code
         job = Job()
-        keep = _describe(job, launch, variant)
+        keep = _describe(job, launch, code)
         if not job.total:
             return
-        with callbacks.announced(job, launch):
-            runtime().run(job, not variant.generated.loops, launch.cancelled.is_set)
+        with callbacks.announced(job, launch), variant.running(job, code) as still_running:
+
+            def cancelled() -> bool:
+                still_running()
+                return launch.cancelled.is_set()
+
+            runtime().run(job, not code.generated.loops, cancelled)
         del keep
         if job.faulted:
-            raise faults.describe(job, launch, self._kernel.name, variant.generated)
+            raise faults.describe(job, launch, self._kernel.name, code.generated)
 
     @cached_property
     def _interpreted(self) -> Executable:
@@ -106,7 +114,7 @@ class JitExecutable:
 
     # ---- compiling
 
-    def _variant(self, block: tuple[int, int, int]) -> _Variant:
+    def _variant(self, block: tuple[int, int, int]) -> Variant:
         widest, whole_warps = self._plan
         shape = block_shape(block, widest, whole_warps)
         variant = self._variants.get(shape)
@@ -131,22 +139,43 @@ class JitExecutable:
             cache.store(name, {"widest": widest, "whole_warps": whole_warps}, b"")
         return widest, whole_warps
 
-    def _build(self, shape: BlockShape) -> _Variant:
+    def _build(self, shape: BlockShape) -> Variant:
+        """The best code that is on disk; if there is none, new code."""
+        effort = self._effort or Effort.QUICK
+        if self._effort is None:
+            best = self._from_disk(shape, Effort.BEST)
+            if best is not None:
+                return Variant(best, None)
+        code = self._from_disk(shape, effort) or self._compile(shape, effort)
+        return Variant(code, None if self._effort else partial(self._improve_later, shape))
+
+    def _improve_later(self, shape: BlockShape, variant: Variant) -> None:
+        optimiser().submit(lambda: variant.replace(self._compile(shape, Effort.BEST)))
+
+    def _compile(self, shape: BlockShape, effort: Effort) -> Code:
+        generated = self.generate(shape)
+        image = compiler().compile(generated.source, effort)
+        generated = replace(generated, source="")
+        if self._module.digest:
+            description = asdict(generated)
+            del description["source"]
+            cache.store(self._key(shape, effort), description, image)
+        return self._link(generated, image, effort)
+
+    def _from_disk(self, shape: BlockShape, effort: Effort) -> Code | None:
+        found = cache.load(self._key(shape, effort)) if self._module.digest else None
+        return None if found is None else self._link(Generated(source="", **found[0]), found[1], effort)
+
+    def _key(self, shape: BlockShape, effort: Effort) -> str:
         target = compiler().target
-        name = cache.key(
-            "code", self._module.digest, self._kernel.name, shape, target.cpu, target.features, target.triple
-        )
-        found = cache.load(name) if self._module.digest else None
-        if found is not None:
-            generated, image = Generated(source="", **found[0]), found[1]
-        else:
-            generated = self.generate(shape)
-            image = compiler().compile(generated.source)
-            if self._module.digest:
-                cache.store(name, {k: v for k, v in asdict(generated).items() if k != "source"}, image)
-        code = compiler().link(image, [ENTRY], {**runtime().imports, **callbacks.imports()})
+        place = (self._module.digest, self._kernel.name, shape, effort.value)
+        return cache.key("code", *place, target.cpu, target.features, target.triple)
+
+    def _link(self, generated: Generated, image: bytes, effort: Effort) -> Code:
+        linked = compiler().link(image, [ENTRY], {**runtime().imports, **callbacks.imports()})
         addresses = [self._symbols[name] for name in generated.symbols]
-        return _Variant(generated, code[ENTRY], code, (c.c_uint64 * max(len(addresses), 1))(*addresses))
+        table = (c.c_uint64 * max(len(addresses), 1))(*addresses)
+        return Code(generated, effort, linked[ENTRY], linked, table)
 
     @cached_property
     def _functions(self) -> list[Function]:
@@ -175,9 +204,9 @@ _ALL_ADDRESSES = 1 << 46
 """A region of this size is not one: it stands for all addresses of the process."""
 
 
-def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
+def _describe(job: Job, launch: Launch, code: Code) -> Sequence[Any]:
     """Fill in a job; returns what must be kept alive while it runs."""
-    generated = variant.generated
+    generated = code.generated
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     ids, stride = _thread_ids(launch.block)
     parameters = c.create_string_buffer(launch.parameters, len(launch.parameters) + SLACK)
@@ -185,10 +214,10 @@ def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
     job.memory_bytes = launch.memory.view(np.uint8).nbytes
     job.parameters = c.addressof(parameters)
     job.parameter_bytes = len(launch.parameters)
-    job.symbols = c.addressof(variant.symbols)
+    job.symbols = c.addressof(code.symbols)
     job.thread_ids = ids.ctypes.data
     job.thread_id_stride = stride
-    job.entry = variant.entry
+    job.entry = code.entry
     job.grid[:] = launch.grid
     job.block[:] = launch.block
     job.threads = threads
