@@ -17,7 +17,7 @@ from gpufleet.virtual.jit.abi import Job
 from gpufleet.virtual.jit.kernel import Generated
 from gpufleet.virtual.jit.llvm import Effort
 from gpufleet.virtual.jit.optimiser import Optimiser, optimiser
-from gpufleet.virtual.jit.variant import Code, Variant
+from gpufleet.virtual.jit.variant import Code, Later, Variant
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,14 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def code(entry: int, lanes: int = 32, effort: Effort = Effort.QUICK) -> Code:
-    return Code(Generated("", [], [], 0, 0, 0, 0, lanes, True), effort, entry, None, None)
+    return Code(
+        Generated("", "", [], [], 0, 0, 0, 0, lanes, True, []),
+        effort,
+        entry,
+        Later(lambda: (9, None)),
+        None,
+        None,
+    )
 
 
 def optimised_in_the_end() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from gpufleet.virtual.engine import Executable, Launch
 from gpufleet.virtual.jit import cache, callbacks, faults
 from gpufleet.virtual.jit.abi import SLACK, Job
+from gpufleet.virtual.jit.handover import DIVERGED
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
 from gpufleet.virtual.jit.llvm import Effort, compiler
 from gpufleet.virtual.jit.nodes import build_graph, is_barrier
@@ -23,7 +25,7 @@ from gpufleet.virtual.jit.optimiser import optimiser
 from gpufleet.virtual.jit.runtime import is_supported, runtime
 from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
 from gpufleet.virtual.jit.unit import Program
-from gpufleet.virtual.jit.variant import Code, Variant
+from gpufleet.virtual.jit.variant import Code, Later, Variant
 from gpufleet.virtual.jit.warp import WARP_OPERATIONS
 from gpufleet.virtual.ptx import Module
 from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
@@ -92,7 +94,7 @@ class JitExecutable:
         keep = _describe(job, launch, code)
         if not job.total:
             return
-        with callbacks.announced(job, launch), variant.running(job, code) as still_running:
+        with callbacks.announced(job, launch, code.diverged.get), variant.running(job, code) as still_running:
 
             def cancelled() -> bool:
                 still_running()
@@ -155,27 +157,46 @@ class JitExecutable:
     def _compile(self, shape: BlockShape, effort: Effort) -> Code:
         generated = self.generate(shape)
         image = compiler().compile(generated.source, effort)
-        generated = replace(generated, source="")
+        code = self._link(shape, effort, generated, image)
+        if effort is Effort.BEST:
+            code.diverged.get()
         if self._module.digest:
-            description = asdict(generated)
-            del description["source"]
-            cache.store(self._key(shape, effort), description, image)
-        return self._link(generated, image, effort)
+            later = zlib.compress(generated.diverged.encode(), 1)
+            description = {**asdict(generated.without_source()), "code_bytes": len(image)}
+            cache.store(self._key(shape, effort), description, image + later)
+        return code
 
     def _from_disk(self, shape: BlockShape, effort: Effort) -> Code | None:
         found = cache.load(self._key(shape, effort)) if self._module.digest else None
-        return None if found is None else self._link(Generated(source="", **found[0]), found[1], effort)
+        if found is None:
+            return None
+        description, data = found
+        size = description.pop("code_bytes")
+        description["diverged"] = zlib.decompress(data[size:]).decode()
+        return self._link(shape, effort, Generated(**description), data[:size])
 
-    def _key(self, shape: BlockShape, effort: Effort) -> str:
+    def _key(self, shape: BlockShape, effort: Effort, function: str = ENTRY) -> str:
         target = compiler().target
-        place = (self._module.digest, self._kernel.name, shape, effort.value)
+        place = (self._module.digest, self._kernel.name, shape, effort.value, function)
         return cache.key("code", *place, target.cpu, target.features, target.triple)
 
-    def _link(self, generated: Generated, image: bytes, effort: Effort) -> Code:
-        linked = compiler().link(image, [ENTRY], {**runtime().imports, **callbacks.imports()})
+    def _link(self, shape: BlockShape, effort: Effort, generated: Generated, image: bytes) -> Code:
+        linked = _in_memory(image, ENTRY)
         addresses = [self._symbols[name] for name in generated.symbols]
         table = (c.c_uint64 * max(len(addresses), 1))(*addresses)
-        return Code(generated, effort, linked[ENTRY], linked, table)
+        diverged = Later(
+            partial(self._diverged, self._key(shape, effort, DIVERGED), effort, generated.diverged)
+        )
+        return Code(generated.without_source(), effort, linked[ENTRY], diverged, table, linked)
+
+    def _diverged(self, key: str, effort: Effort, source: str) -> tuple[int, Any]:
+        """Compile what runs warps whose lanes have parted."""
+        found = cache.load(key) if self._module.digest else None
+        image = found[1] if found else compiler().compile(source, effort)
+        if found is None and self._module.digest:
+            cache.store(key, {}, image)
+        linked = _in_memory(image, DIVERGED)
+        return linked[DIVERGED], linked
 
     @cached_property
     def _functions(self) -> list[Function]:
@@ -200,6 +221,10 @@ class JitExecutable:
         return generate(program)
 
 
+def _in_memory(image: bytes, function: str) -> Any:
+    return compiler().link(image, [function], {**runtime().imports, **callbacks.imports()})
+
+
 _ALL_ADDRESSES = 1 << 46
 """A region of this size is not one: it stands for all addresses of the process."""
 
@@ -218,6 +243,7 @@ def _describe(job: Job, launch: Launch, code: Code) -> Sequence[Any]:
     job.thread_ids = ids.ctypes.data
     job.thread_id_stride = stride
     job.entry = code.entry
+    job.diverged = code.diverged.address
     job.grid[:] = launch.grid
     job.block[:] = launch.block
     job.threads = threads

@@ -23,6 +23,25 @@ PATIENCE = 0.05
 """Seconds of running after which a kernel is worth optimising, which takes 0.1 to 1.5 s of one core."""
 
 
+class Later:
+    """A function that is compiled when it is first needed."""
+
+    def __init__(self, make: Callable[[], tuple[int, Any]]) -> None:
+        """`make` returns the function's address, and what keeps it in memory."""
+        self.address = 0
+        """0 as long as it does not exist."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._tracker: Any = None
+
+    def get(self) -> int:
+        """The function's address."""
+        with self._lock:
+            if not self.address:
+                self.address, self._tracker = self._make()
+        return self.address
+
+
 @dataclass(frozen=True)
 class Code:
     """Machine code in memory."""
@@ -31,10 +50,13 @@ class Code:
     """Without its source."""
     effort: Effort
     entry: int
-    tracker: Any
-    """Keeps the code in memory."""
+    """Address of the function that runs blocks."""
+    diverged: Later
+    """The function that runs a warp whose lanes have parted."""
     symbols: Any
     """Addresses of the variables that the code refers to, as a C array."""
+    tracker: Any
+    """Keeps the code in memory."""
 
     def can_take_over_from(self, other: Code) -> bool:
         """Whether a launch that began with other code may go on with this."""
@@ -88,6 +110,7 @@ class Variant:
             self.code = code
             for job, before in self._running.values():
                 if code.can_take_over_from(before):
+                    job.diverged = code.diverged.get()
                     job.entry = code.entry
 
 
