@@ -2,11 +2,13 @@
 
     python benchmarks/compile.py [--target 90] [--rounds 3] [--all] [--json FILE]
 
-From PTX text to code that can be launched, in milliseconds of processor time: parsed, analysed,
+From a parsed module to code that can be launched, in milliseconds of processor time: analysed,
 generated, compiled and linked.
 
+* parse: the module's text, once for all its kernels
 * cold: compiled quickly, as an engine does at first
-* best: compiled with all optimisation, as it does in the background for kernels that run for long
+* part: compiling what runs warps whose lanes part, quickly, when that first happens
+* best: compiled with all optimisation, as it is in the background for kernels that run for long
 * disk: found in the cache on disk, which another process has filled
 
 The process has compiled one kernel before, so what LLVM does once is not in the figures; "first"
@@ -16,6 +18,7 @@ is the whole of that first kernel in wall time, with the engine's import.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -26,6 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "ptx-corpus"
+KINDS = ("parse", "cold", "part", "best", "disk")
 Times = dict[str, dict[str, list[float]]]
 
 
@@ -39,30 +43,36 @@ def kernels(target: int) -> Iterator[tuple[str, str]]:
             yield text, name
 
 
-def ready(text: str, name: str, effort: str | None) -> float:
-    """Milliseconds of processor time from text to code; raises for what the engine refuses."""
+def ready(text: str, name: str, effort: str) -> tuple[float, float, float]:
+    """Milliseconds to parse, to load, and to compile diverged code; raises for what is refused."""
     from gpufleet.virtual.jit import JitEngine
     from gpufleet.virtual.jit.llvm import Effort
     from gpufleet.virtual.ptx import parse
 
-    start = time.process_time()
+    times = [time.process_time()]
     module = parse(text)
-    engine = JitEngine(Effort(effort) if effort else None)
-    engine.load(module, name, dict.fromkeys(module.variables, 4096))
-    return (time.process_time() - start) * 1e3
+    times.append(time.process_time())
+    executable = JitEngine(Effort(effort)).load(module, name, dict.fromkeys(module.variables, 4096))
+    times.append(time.process_time())
+    executable.prepare_diverged(module.kernels[name].required_block or (256, 1, 1))
+    times.append(time.process_time())
+    parsed, loaded, diverged = ((b - a) * 1e3 for a, b in itertools.pairwise(times))
+    return parsed, loaded, diverged
 
 
 def measure(found: list[tuple[str, str]], rounds: int) -> Times:
-    times: Times = {name: {"cold": [], "best": [], "disk": []} for _, name in found}
+    times: Times = {name: {kind: [] for kind in KINDS} for _, name in found}
     for _ in range(rounds):
         for text, name in found:
+            row = times[name]
             os.environ["GPUFLEET_CACHE_DIR"] = ""
-            times[name]["cold"].append(ready(text, name, "quick"))
-            times[name]["best"].append(ready(text, name, "best"))
+            for kind, value in zip(KINDS, ready(text, name, "quick"), strict=False):
+                row[kind].append(value)
+            row["best"].append(ready(text, name, "best")[1])
             with tempfile.TemporaryDirectory() as folder:
                 os.environ["GPUFLEET_CACHE_DIR"] = folder
                 ready(text, name, "quick")
-                times[name]["disk"].append(ready(text, name, "quick"))
+                row["disk"].append(ready(text, name, "quick")[1])
     return times
 
 
@@ -104,7 +114,7 @@ def main() -> None:
         for name, row in sorted(medians.items(), key=lambda item: -item[1]["cold"]):
             print(f"{name:20}" + "".join(f"{kind:>8} {row[kind]:7.1f}" for kind in row))
     summary = {}
-    for kind in ("cold", "best", "disk"):
+    for kind in KINDS:
         values = [row[kind] for row in medians.values()]
         worst = max(medians, key=lambda name: medians[name][kind])
         summary[kind] = {"median": statistics.median(values), "worst": max(values)}

@@ -19,7 +19,7 @@ from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant
 from gpufleet.virtual.jit.unit import Unit
-from gpufleet.virtual.ptx.flow import reads_and_writes
+from gpufleet.virtual.ptx.flow import reads_and_writes, sources_of
 from gpufleet.virtual.ptx.scalars import SIZES, is_float, is_signed
 from gpufleet.virtual.ptx.syntax import Instruction, Label, Negated, Operand, Pair, Register, Targets
 
@@ -398,9 +398,7 @@ class Converged(Lowering):
 
     def _quick_value(self, instruction: Instruction, target: Register) -> tuple[str, str]:
         c, operation = self.code, instruction.operation
-        sources = [
-            o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
-        ]
+        sources = sources_of(instruction)
         if operation.name != "setp":
             values = [self._quick_operand(s) for s in sources]
             if operation.name == "mov":
@@ -488,9 +486,7 @@ def _is_quick(low: Converged, instruction: Instruction, target: int, quick: set[
         register = operand.register if isinstance(operand, Negated) else operand
         return low.stride(operand) == 0 or (isinstance(register, Register) and register.index in quick)
 
-    sources = [
-        o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
-    ]
+    sources = sources_of(instruction)
     if operation.name in ("and", "or", "xor", "not", "mov"):
         return operation.type == "pred" and all(is_known(s) for s in sources)
     if operation.name != "setp" or is_float(operation.type) or SIZES[operation.type] < 4:

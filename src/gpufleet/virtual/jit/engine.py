@@ -20,19 +20,16 @@ from gpufleet.virtual.jit.abi import SLACK, Job
 from gpufleet.virtual.jit.handover import DIVERGED
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
 from gpufleet.virtual.jit.llvm import Effort, compiler
-from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.nodes import Graph, build_graph
 from gpufleet.virtual.jit.optimiser import optimiser
+from gpufleet.virtual.jit.plan import WARP, block_shape, needs_whole_warps, widest_vector
 from gpufleet.virtual.jit.runtime import is_supported, runtime
-from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
+from gpufleet.virtual.jit.shapes import BlockShape, Facts, facts
 from gpufleet.virtual.jit.unit import Program
 from gpufleet.virtual.jit.variant import Code, Later, Variant
-from gpufleet.virtual.jit.warp import WARP_OPERATIONS
 from gpufleet.virtual.ptx import Module
 from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
-from gpufleet.virtual.ptx.scalars import SIZES
-from gpufleet.virtual.ptx.syntax import Function, Instruction
-
-WARP = 32
+from gpufleet.virtual.ptx.syntax import Function
 
 
 class JitEngine:
@@ -82,6 +79,10 @@ class JitExecutable:
     def prepare(self, block: tuple[int, int, int]) -> None:
         """Compile the code that blocks of this shape need, if that has not happened yet."""
         self._variant(block)
+
+    def prepare_diverged(self, block: tuple[int, int, int]) -> None:
+        """Compile also what runs when lanes part, which otherwise happens when they first do."""
+        self._variant(block).code.diverged.get()
 
     def run(self, launch: Launch) -> None:
         """Execute the whole grid, or raise `KernelFault`."""
@@ -135,8 +136,8 @@ class JitExecutable:
         found = cache.load(name) if self._module.digest else None
         if found is not None:
             return found[0]["widest"], found[0]["whole_warps"]
-        widest = widest_vector(self._kernel, target.vector_bytes)
-        whole_warps = any(_needs_whole_warps(f) for f in self._functions if f.build is not None)
+        widest = widest_vector(*self._analysed, target.vector_bytes)
+        whole_warps = any(needs_whole_warps(f) for f in self._functions if f.build is not None)
         if self._module.digest:
             cache.store(name, {"widest": widest, "whole_warps": whole_warps}, b"")
         return widest, whole_warps
@@ -157,12 +158,13 @@ class JitExecutable:
     def _compile(self, shape: BlockShape, effort: Effort) -> Code:
         generated = self.generate(shape)
         image = compiler().compile(generated.source, effort)
-        code = self._link(shape, effort, generated, image)
+        later = zlib.compress(generated.diverged.encode(), 1)
+        generated = generated.without_source()
+        code = self._link(shape, effort, generated, image, later)
         if effort is Effort.BEST:
             code.diverged.get()
         if self._module.digest:
-            later = zlib.compress(generated.diverged.encode(), 1)
-            description = {**asdict(generated.without_source()), "code_bytes": len(image)}
+            description = {**asdict(generated), "code_bytes": len(image)}
             cache.store(self._key(shape, effort), description, image + later)
         return code
 
@@ -172,31 +174,36 @@ class JitExecutable:
             return None
         description, data = found
         size = description.pop("code_bytes")
-        description["diverged"] = zlib.decompress(data[size:]).decode()
-        return self._link(shape, effort, Generated(**description), data[:size])
+        return self._link(shape, effort, Generated(**description), data[:size], data[size:])
 
     def _key(self, shape: BlockShape, effort: Effort, function: str = ENTRY) -> str:
         target = compiler().target
         place = (self._module.digest, self._kernel.name, shape, effort.value, function)
         return cache.key("code", *place, target.cpu, target.features, target.triple)
 
-    def _link(self, shape: BlockShape, effort: Effort, generated: Generated, image: bytes) -> Code:
+    def _link(
+        self, shape: BlockShape, effort: Effort, generated: Generated, image: bytes, later: bytes
+    ) -> Code:
+        """Code in memory; `later` is the compressed source of diverged code."""
         linked = _in_memory(image, ENTRY)
         addresses = [self._symbols[name] for name in generated.symbols]
         table = (c.c_uint64 * max(len(addresses), 1))(*addresses)
-        diverged = Later(
-            partial(self._diverged, self._key(shape, effort, DIVERGED), effort, generated.diverged)
-        )
-        return Code(generated.without_source(), effort, linked[ENTRY], diverged, table, linked)
+        diverged = Later(partial(self._diverged, self._key(shape, effort, DIVERGED), effort, later))
+        return Code(generated, effort, linked[ENTRY], diverged, table, linked)
 
-    def _diverged(self, key: str, effort: Effort, source: str) -> tuple[int, Any]:
+    def _diverged(self, key: str, effort: Effort, source: bytes) -> tuple[int, Any]:
         """Compile what runs warps whose lanes have parted."""
         found = cache.load(key) if self._module.digest else None
-        image = found[1] if found else compiler().compile(source, effort)
+        image = found[1] if found else compiler().compile(zlib.decompress(source).decode(), effort)
         if found is None and self._module.digest:
             cache.store(key, {}, image)
         linked = _in_memory(image, DIVERGED)
         return linked[DIVERGED], linked
+
+    @cached_property
+    def _analysed(self) -> tuple[Graph, Facts]:
+        graph = build_graph(self._kernel.body)
+        return graph, facts(graph)
 
     @cached_property
     def _functions(self) -> list[Function]:
@@ -218,7 +225,7 @@ class JitExecutable:
             _local_bytes(self._module, self._functions),
             functions=self._functions,
         )
-        return generate(program)
+        return generate(program, *self._analysed)
 
 
 def _in_memory(image: bytes, function: str) -> Any:
@@ -257,88 +264,6 @@ def _describe(job: Job, launch: Launch, code: Code) -> Sequence[Any]:
     job.total = launch.grid[0] * launch.grid[1] * launch.grid[2] if threads else 0
     _lay_out_arena(job, generated, launch.dynamic_shared)
     return parameters, ids
-
-
-def block_shape(block: tuple[int, int, int], widest: int, whole_warps: bool) -> BlockShape:
-    """Choose the number of lanes and say how thread indices run through them.
-
-    Without operations between lanes the width is free; rows that are shorter than `widest` get vectors
-    as short as they are.
-    """
-    x, y, z = block
-    line = y == z == 1
-    lanes = WARP if whole_warps else widest
-    while not whole_warps and not line and lanes > 8 and x % lanes:
-        lanes //= 2
-    if not whole_warps and not line and x % lanes:
-        lanes = min(widest, 16)
-    return BlockShape("even" if line or x % lanes == 0 else "any", lanes)
-
-
-def widest_vector(function: Function, vector_bytes: int) -> int:
-    """Lanes that make the most of the vector registers.
-
-    Two hardware vectors of 32-bit values hide the latency of floating-point operations; four also
-    halve the cost of everything scalar, if the values alive at once still fit the registers: on
-    Zen 3 a vector addition is 1.3 times faster with 32 lanes, mandelbrot 1.4 times with 16. Where even
-    two do not fit by far, one is compiled in half the time.
-    """
-    hardware = vector_bytes // 4
-    graph = build_graph(function.body)
-    shapes = converged(graph, facts(graph), BlockShape("even", 16))
-    most = 0
-    for live in graph.live_in:
-        words = 0
-        for register, stride in zip(function.body.registers, shapes.strides, strict=False):
-            if stride is None and register.type != "pred" and live >> register.index & 1:
-                words += max(SIZES[register.type] // 4, 1)
-        most = max(most, words)
-    registers = 32 if vector_bytes == 64 else 16
-    doubles = sum(i.operation.type == "f64" for i in function.body.instructions)
-    if most > registers or 4 * doubles > len(function.body.instructions):
-        return hardware
-    return min(4 * hardware, WARP) if 4 * most <= registers else 2 * hardware
-
-
-def _needs_whole_warps(function: Function) -> bool:
-    """Whether the lanes of a warp must run in step.
-
-    Where neighbouring lanes may touch the same address, a GPU, which runs whole warps, lets one
-    instruction of all lanes happen before the next, also in programs that have no right to rely on it:
-    two stores to global memory, or a load from shared memory and then a store.
-    """
-    instructions = function.body.instructions
-    stores = sum(i.opcode == "st" and i.operation.space in ("", "global") for i in instructions)
-    if stores > 1 or any(_crosses_lanes(instruction) for instruction in instructions):
-        return True
-    loaded = False
-    for instruction in instructions:
-        if is_barrier(instruction):
-            loaded = False
-        elif instruction.operation.space == "shared":
-            if instruction.opcode == "st" and loaded:
-                return True
-            loaded = loaded or instruction.opcode == "ld"
-    return False
-
-
-def _crosses_lanes(instruction: Instruction) -> bool:
-    """Operations between lanes, barriers that count warps, and old code that relies on lanes in step."""
-    operation = instruction.operation
-    if operation.name in WARP_OPERATIONS:
-        return True
-    if operation.name in ("bar", "barrier"):
-        return (
-            "warp" in operation
-            or "red" in operation
-            or "arrive" in operation
-            or len(instruction.operands) > 1
-        )
-    return (
-        operation.name in ("ld", "st")
-        and operation.get("semantics") == "volatile"
-        and operation.space == "shared"
-    )
 
 
 def _local_bytes(module: Module, functions: list[Function]) -> int:

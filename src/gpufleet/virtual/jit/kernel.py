@@ -21,9 +21,9 @@ from gpufleet.virtual.jit.converged import Converged
 from gpufleet.virtual.jit.diverged import Diverged, check_stop
 from gpufleet.virtual.jit.handover import ENDED, SUSPENDED, Handover, signature
 from gpufleet.virtual.jit.inlining import inline
-from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.nodes import Graph, build_graph, is_barrier
 from gpufleet.virtual.jit.runtime_ir import BARRIER_BYTES, FRAME_BARRIER, FRAME_STATE
-from gpufleet.virtual.jit.shapes import converged, diverged, facts
+from gpufleet.virtual.jit.shapes import Facts, converged, diverged, facts
 from gpufleet.virtual.jit.text import vector
 from gpufleet.virtual.jit.unit import Program, Unit
 from gpufleet.virtual.ptx.syntax import Function
@@ -63,8 +63,11 @@ class Generated:
         return replace(self, source="", diverged="")
 
 
-def generate(program: Program) -> Generated:
-    """Generate a kernel; raises `PtxError` for what this engine does not carry out."""
+def generate(program: Program, graph: Graph, known: Facts) -> Generated:
+    """Generate a kernel, whose own body is analysed already.
+
+    Raises `PtxError` for what this engine does not carry out.
+    """
     function = program.kernel
     program.with_barriers = functions_with_barriers(program.module, program.functions)
     program.ending = functions_that_end_threads(program.module, program.functions)
@@ -72,8 +75,8 @@ def generate(program: Program) -> Generated:
     owners: dict[str, tuple[str, str]] = {}
     if program.with_barriers - {function.name}:
         body, owners = inline(program.module, function, program.with_barriers - {function.name})
-    graph = build_graph(body)
-    known = facts(graph)
+        graph = build_graph(body)
+        known = facts(graph)
     straight_shapes = converged(graph, known, program.block)
     masked_shapes = diverged(graph, known, program.block)
     has_barriers = any(is_barrier(graph.body.instructions[n.stop - 1]) for n in graph.nodes)
