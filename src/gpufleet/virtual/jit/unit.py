@@ -91,7 +91,7 @@ class Unit:
         self._waiting: str | None = None
         self.plain_barriers = True
         """Whether the only barrier is `bar.sync 0`."""
-        self.frame = Frame({}, {}, {}, 0)
+        self.frame = Frame({}, {}, {}, {}, 0)
         self.spelled_out = 0
         """Gathers and scatters so far that LLVM turns into an access per lane (memory.py)."""
 
