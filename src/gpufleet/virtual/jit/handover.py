@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpufleet.virtual.jit.abi import FAULT_CANCELLED, Job, offset
 from gpufleet.virtual.jit.diverged import Diverged, fault
 from gpufleet.virtual.jit.shapes import Shapes
-from gpufleet.virtual.jit.text import vector
+from gpufleet.virtual.jit.text import vector, width
 from gpufleet.virtual.jit.unit import Unit
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Handover:
         if self.shapes.strides[register] is None:
             type, size = self._unit.vector_type(register), self._unit.vector_bytes(register)
         else:
-            type, size = self._unit.storage[register], 8
+            type = self._unit.storage[register]
+            size = max(width(type) // 8, 8)
         if register not in self._offsets:
             align = min(size, 64)
             start = -(-self._bytes // align) * align
