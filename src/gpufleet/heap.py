@@ -20,7 +20,7 @@ from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAl
 from gpufleet.errors import CudaError
 from gpufleet.lent import Lent
 from gpufleet.sharing import AllWork
-from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
+from gpufleet.stream import DISABLE_TIMING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -90,12 +90,15 @@ class Leftovers:
     pool : CUmemoryPool or None
     addresses : set of int
         Memory that is not freed.
+
+    The streams of the heap outlive what `Context.leaves_contents`, too.
     """
 
-    def __init__(self, frees: Any) -> None:
+    def __init__(self, frees: Any, streams: tuple[Any, ...]) -> None:
         self.pool: Any = None
         self.addresses: set[int] = set()
         self._frees = frees
+        self._streams = streams
 
     def free(self, driver: Driver) -> None:
         """Free everything; the streams are there still."""
@@ -104,6 +107,9 @@ class Leftovers:
                 driver.cuMemFreeAsync(address, self._frees)
         if self.pool is not None:
             driver.cuMemPoolDestroy(self.pool)
+        for stream in self._streams:
+            driver.cuStreamSynchronize(stream)
+            driver.cuStreamDestroy(stream)
 
 
 class Heap:
@@ -130,15 +136,16 @@ class Heap:
         # memory ends with it and needs no stream to be freed.
         self.allocator: Allocator = PlainAllocator() if context.kind == "borrowed" else PoolAllocator()
         self.live: dict[int, Block] = {}
-        self.handle: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self.handle: Any = context.new_stream()
         self.key = int(self.handle)
         self.is_closed = False
-        self._frees: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self._frees: Any = context.new_stream()
         self.joint: Any = driver.cuEventCreate(DISABLE_TIMING)
         self._tails: dict[Any, Any] = {}
         self._waiting: deque[Block] = deque()
         self._holds = 0
-        self._left = Leftovers(self._frees)
+        streams = (self.handle, self._frees) if context.leaves_contents else ()
+        self._left = Leftovers(self._frees, streams)
         context.life.leftovers = self._left.free
         self._open_to: set[int] = set()
         self._query = driver.raw.cuStreamQuery
@@ -340,7 +347,7 @@ class Heap:
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
             if self._left.pool is not None:
                 steps.callback(driver.cuMemPoolDestroy, self._left.pool)
-            if self.context.kind == "primary":
+            if self.context.leaves_contents:
                 steps.callback(driver.cuStreamDestroy, self.handle)
                 steps.callback(driver.cuStreamDestroy, self._frees)
                 for event in (self.joint, *self._tails.values()):
@@ -374,9 +381,8 @@ def join(later: Any, queue: Queue, driver: Any) -> None:
         return
     joint = queue.context.heap.joint
     with _joining:
-        with queue.context:
-            driver.cuEventRecord(joint, queue.handle)
-        driver.cuStreamWaitEvent(later, joint, 0)  # outside: a default stream is the current context's
+        driver.cuEventRecord(joint, queue.handle)
+        driver.cuStreamWaitEvent(later, joint, 0)
 
 
 _joining = threading.RLock()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.driver import Driver, DriverLike, get_driver
-from gpufleet.errors import ContextClosed, WrongContext
+from gpufleet.errors import ContextClosed, ContextInUse, WrongContext
 from gpufleet.heap import Queue
 from gpufleet.host_view import byte_interface, host_view
 from gpufleet.registration import Lock, find_home, lock, release_home, unlock
@@ -215,20 +215,29 @@ class PinnedPool:
         if any(queue.graph is not None for queue in users):  # an event would become part of the capture
             self._forgotten.append((block, {queue.key: queue for queue in users}))
             return
-        for queue in users:
-            if queue.is_closed:
-                continue
-            if queue.is_foreign:
-                if queue.tail is not None:
-                    block.busy.append((queue.context.life, queue.tail, False))
-                continue
-            with queue.context:
-                event = self.driver.cuEventCreate(DISABLE_TIMING)
-                block.busy.append((queue.context.life, event, True))
-                self.driver.cuEventRecord(event, queue.handle)
+        while users:
+            try:
+                self._note_work(block, users[-1])
+            except ContextInUse:  # a green one that another thread is inside: a later `take` tries again
+                self._forgotten.append((block, {queue.key: queue for queue in users}))
+                return
+            users.pop()
         with self._lock:
             if not self._is_lost(block):
                 self._free.setdefault(block.nbytes, []).append(block)
+
+    def _note_work(self, block: PinnedBlock, queue: Queue) -> None:
+        """Note an event behind the work of a stream that may use the block."""
+        if queue.is_closed:
+            return
+        if queue.is_foreign:
+            if queue.tail is not None:
+                block.busy.append((queue.context.life, queue.tail, False))
+            return
+        with queue.context:
+            event = self.driver.cuEventCreate(DISABLE_TIMING)
+            block.busy.append((queue.context.life, event, True))
+            self.driver.cuEventRecord(event, queue.handle)
 
     def forget(self, block: PinnedBlock, uses: dict[Any, Queue]) -> None:
         """Take a block back from a finalizer, which makes no call of the driver: the next `take` does."""

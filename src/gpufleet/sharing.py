@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class AllWork:
     """All that a context, and the primary one of its device, have been given to do when it is asked.
 
+    A primary context's work is that of its green contexts, too (CUDA Driver API, `cuCtxRecordEvent`).
+
     It stands among the streams that use a buffer (as a `gpufleet.heap.Queue`) for the streams of other
     libraries: they work in the primary context, and gpufleet does not know which of their streams exist.
 
@@ -43,8 +45,9 @@ class AllWork:
     def precede(self, later: Any) -> None:
         """Let later work of a stream (a CUstream) wait for all that is to be done now."""
         context = self.context
-        _precede(later, context.driver, context.handle)
-        if context.kind == "created":
+        if context.kind != "green":
+            _precede(later, context.driver, context.handle)
+        if context.kind in ("created", "green"):
             with active_primary(context.device) as primary:
                 if primary is not None:
                     _precede(later, context.driver, primary)

@@ -9,10 +9,11 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufleet.awaiting import until
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
 from gpufleet.graph import Graph, capture, check_meeting, refuse_to_wait
 
@@ -63,9 +64,7 @@ class Stream:
         with context:
             if priority:
                 _check_priority(context, priority)
-                handle = context.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
-            else:
-                handle = context.driver.cuStreamCreate(NON_BLOCKING)
+            handle = context.new_stream(priority)
         stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
@@ -142,6 +141,20 @@ class Stream:
         driver.launches.finished(self.context.address, self.address, mark)
         self._let_go()
         settle(driver)
+
+    async def synchronize_async(self) -> None:
+        """Wait, in an asyncio task, until the work queued so far is complete, and let the loop go on.
+
+        Notices it within a millisecond. What raises in `synchronize` raises here. A task that is cancelled
+        waits no more; the work goes on.
+        """
+        refuse_to_wait(self, "be waited for")
+        event = self.record()
+        try:
+            await event
+            self._let_go()
+        finally:
+            event.close()
 
     def has_work(self) -> None:
         """Do nothing: this stream is asked when its work is to be known (another library's may be gone)."""
@@ -287,6 +300,13 @@ class Event:
         if mark is not None:
             driver.launches.finished(self.context.address, *mark)
         settle(driver)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait, in an asyncio task, for the work before the event: see `Stream.synchronize_async`."""
+        mark = self.mark
+        yield from until(self.query)
+        if mark is not None:
+            self.context.driver.launches.finished(self.context.address, *mark)
 
     def elapsed(self, end: Event) -> float:
         """Return the milliseconds from this event to `end`, both recorded and complete.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from gpufleet.awaiting import until
 from gpufleet.graph import refuse_to_wait
 from gpufleet.stream import Event, is_ready, wait
 
@@ -64,6 +65,11 @@ class Transfer:
     def result(self) -> Any:
         """Wait until the copy is complete, and return its target (None for a copy to a device)."""
         self.synchronize()
+        return self._value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Return, in an asyncio task, what `result` does; the event loop goes on meanwhile."""
+        yield from until(self.advance)
         return self._value
 
     def advance(self) -> bool:

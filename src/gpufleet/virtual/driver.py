@@ -16,7 +16,7 @@ CHAPTERS = (
     "initialization", "devices", "contexts", "primary_contexts", "memory", "host_memory", "managed", "pools",
     "copies", "boxes", "fills", "pointers", "streams", "stream_attributes", "stream_values", "events",
     "modules", "libraries", "functions", "launches", "occupancy", "capture", "graphs", "graph_nodes",
-    "graph_launches", "graph_memory",
+    "graph_launches", "graph_memory", "device_resources", "green_contexts",
 )  # fmt: skip
 """The files of `gpufleet.virtual.api`."""
 
@@ -35,6 +35,8 @@ class VirtualDriver:
     devices : int
     compute_capability : tuple of int
         Which PTX the devices accept, and some of their limits.
+    multiprocessors : int
+        Of each device; by default the CPU cores that this process may use. More do not make it faster.
     memory : int
         Bytes of each device; by default a quarter of the machine's memory, divided by the devices.
     engine : Engine
@@ -56,6 +58,7 @@ class VirtualDriver:
         self,
         devices: int = 2,
         compute_capability: tuple[int, int] = (9, 0),
+        multiprocessors: int | None = None,
         memory: int | None = None,
         engine: Engine | None = None,
         visible_devices: str | None = FROM_ENVIRONMENT,
@@ -64,7 +67,11 @@ class VirtualDriver:
             raise ValueError(f"a virtual driver with {devices} devices: expected at least 1")
         if memory is not None and memory < 1:
             raise ValueError(f"virtual devices with {memory} bytes of memory: expected at least 1")
-        configuration = Configuration(devices, compute_capability, memory, engine, visible_devices)
+        if multiprocessors is not None and multiprocessors < 1:
+            raise ValueError(f"virtual devices with {multiprocessors} multiprocessors: expected at least 1")
+        configuration = Configuration(
+            devices, compute_capability, multiprocessors, memory, engine, visible_devices
+        )
         self._configuration = configuration
         self._state = State(configuration)
         self._stop = weakref.finalize(self, self._state.abandon)

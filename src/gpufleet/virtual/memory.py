@@ -63,7 +63,7 @@ class Memory:
     def allocate(self, arena: Arena, size: int, kind: str, context: Context) -> Allocation | None:
         """Return zeroed memory that belongs to `context`, or None if the arena has not enough."""
         with self.lock:
-            return arena.allocate(size, kind, context)
+            return arena.allocate(size, kind, context.home)
 
     def withdraw(self, allocation: Allocation) -> Callable[[], None]:
         """End an allocation's use; return what gives its pages back once nobody is touching them."""

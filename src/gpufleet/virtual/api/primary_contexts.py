@@ -6,8 +6,8 @@ from typing import Any
 
 from gpufleet.virtual.api.contexts import check_flags
 from gpufleet.virtual.bindings import bindings
-from gpufleet.virtual.calls import Refusal, call
-from gpufleet.virtual.lifetimes import end_context, revive_primary
+from gpufleet.virtual.calls import call
+from gpufleet.virtual.lifetimes import end_context, release_primary, revive_primary
 from gpufleet.virtual.state import State
 
 
@@ -25,15 +25,7 @@ def cuDevicePrimaryCtxRetain(state: State, dev: Any) -> Any:
 @call(by_finalizers=True)
 def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
     """Give one retain back; the last one ends the context."""
-    device = state.device(dev)
-    with state.lock:
-        if not device.primary_retained:
-            raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
-        device.primary_retained -= 1
-        is_last = not device.primary_retained
-    if is_last:
-        end_context(state, device.primary)
-        device.primary_flags = 0
+    release_primary(state, state.device(dev))
 
 
 @call()

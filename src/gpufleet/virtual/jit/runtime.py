@@ -85,15 +85,16 @@ class Runtime:
         """
         self._install_handlers()
         address = c.addressof(job)
-        workers = self.parallelism
+        threads = self.parallelism
+        workers = min(threads, job.multiprocessors)  # fewer in a green context
         job.chunk = max(1, job.total // (workers * 16))
         if ends:
             if job.total > 64 and workers > 1:
-                self._start_workers(workers)
+                self._start_workers(threads)
                 self._submit(self._queue, address, min(workers - 1, job.total - 1))
             self._run_here(address, c.addressof(self._caller()))
         else:
-            self._start_workers(workers)
+            self._start_workers(threads)
             self._submit(self._queue, address, min(workers, job.total))
         self._await(job, cancelled)
 
