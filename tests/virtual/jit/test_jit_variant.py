@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from machine import Device
 from gpufleet.virtual.jit import JitEngine, engine, variant
 from gpufleet.virtual.jit.abi import Job
 from gpufleet.virtual.jit.kernel import Generated
-from gpufleet.virtual.jit.llvm import Effort
+from gpufleet.virtual.jit.llvm import Compiler, Effort
 from gpufleet.virtual.jit.optimiser import Optimiser, optimiser
 from gpufleet.virtual.jit.variant import Code, Later, Variant
 
@@ -59,11 +60,13 @@ class Vectors:
         self.out = self.device.memory.alloc(4000)
         self.executable: Any = None
 
-    def launch(self) -> None:
-        values = (self.address, self.address, self.out, 1000)
-        self.executable, launch = self.device.prepare("vectoradd", (8, 1, 1), (128, 1, 1), *values)
+    def launch(self, count: int = 1000, block: int = 128) -> None:
+        values = (self.address, self.address, self.out, count)
+        grid = (-(-count // block), 1, 1)
+        self.executable, launch = self.device.prepare("vectoradd", grid, (block, 1, 1), *values)
         self.executable.run(launch)
-        assert np.array_equal(self.device.memory.download(self.out, np.float32, 1000), 2 * self.a)
+        found = self.device.memory.download(self.out, np.float32, count)
+        assert np.array_equal(found, 2 * self.a[:count])
 
     @property
     def efforts(self) -> list[Effort]:
@@ -76,12 +79,7 @@ def test_a_kernel_that_has_run_for_long_is_optimised(monkeypatch: pytest.MonkeyP
     vectors.launch()
     optimised_in_the_end()
     assert vectors.efforts == [Effort.BEST]
-    vectors.executable.run(
-        vectors.device.prepare(
-            "vectoradd", (8, 1, 1), (128, 1, 1), *(vectors.address,) * 2, vectors.out, 1000
-        )[1]
-    )
-    assert np.array_equal(vectors.device.memory.download(vectors.out, np.float32, 1000), 2 * vectors.a)
+    vectors.launch()
 
 
 def test_a_kernel_that_runs_shortly_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +126,44 @@ def test_better_code_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
             still_running()
             still_running()
     assert asked == [changing]
+
+
+@pytest.fixture
+def compiled_functions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of a kernel's two functions LLVM was given."""
+    functions: list[str] = []
+    compile = Compiler.compile
+
+    def note(self: Compiler, source: str, effort: Effort = Effort.BEST) -> bytes:
+        functions.append(re.findall(r"^define \w+ @(gf_\w+)", source, re.MULTILINE)[0])
+        return compile(self, source, effort)
+
+    monkeypatch.setattr(Compiler, "compile", note)
+    return functions
+
+
+def test_diverged_code_is_compiled_when_lanes_part(compiled_functions: list[str]) -> None:
+    vectors = Vectors()
+    vectors.launch(992)
+    assert compiled_functions == ["gf_kernel"], "all warps are whole, or none of their lanes has work"
+    vectors.launch(993, block=31)
+    vectors.launch(993, block=31)
+    assert compiled_functions == ["gf_kernel", "gf_diverged"]
+
+
+def test_what_stops_its_compilation_stops_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = Vectors()
+    vectors.launch(992)
+    compile = Compiler.compile
+
+    def interrupted(*ignored: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Compiler, "compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vectors.launch(993, block=31)
+    monkeypatch.setattr(Compiler, "compile", compile)
+    vectors.launch(993, block=31)
 
 
 def test_the_optimiser_survives_what_it_does() -> None:
