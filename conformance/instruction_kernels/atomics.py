@@ -155,43 +155,39 @@ def _wide() -> Iterator[Kernel]:
     )
 
 
+_VECTORS = (
+    *(("add", "f32", 2), ("add", "f32", 4), ("add", "f16", 2), ("add", "f16", 4), ("add", "bf16", 8)),
+    *(("add", "f16x2", 2), ("add", "bf16x2", 4), ("min", "f16", 8), ("max", "bf16x2", 2), ("min", "bf16", 2)),
+    ("max", "f16x2", 4),
+)
+
+
 def _vectors() -> Iterator[Kernel]:
-    for type, count in (
-        ("f32", 2),
-        ("f32", 4),
-        ("f16", 2),
-        ("f16", 4),
-        ("bf16", 8),
-        ("f16x2", 2),
-        ("bf16x2", 4),
-    ):
+    for operation, type, count in _VECTORS:
         bits = _bits(type)
         size = int(bits[1:]) // 8
         values = operands(f"vector atomics {type} {count}", (type, type), 64 * count)
-        old = [_name(type, n) if type != "bf16" else f"%v{n}" for n in range(1, 1 + count)]
-        new = [f"%w{n}" for n in range(count)]
-        operation = f"add.noftz.{type}" if type != "f32" else "add.f32"
-        lines = [f"  .reg .{type if type == 'f32' else bits} %w<8>; .reg .b16 %v<10>;"]
-        lines += [
-            f"  mad.wide.u32 %q9, %i, {size * count}, %in0; mad.wide.u32 %q8, %i, {size * count}, %in1;"
+        old, new = ([f"%{letter}{n}" for n in range(count)] for letter in "vw")
+        op = f"{operation}.{type}" if type == "f32" else f"{operation}.noftz.{type}"
+        lines = [
+            f"  .reg .{type if type == 'f32' else bits} %v<8>, %w<8>;",
+            f"  mad.wide.u32 %q9, %i, {size * count}, %in0; mad.wide.u32 %q8, %i, {size * count}, %in1;",
+            *(f"  ld.global.{bits} {name}, [%q8+{size * n}];" for n, name in enumerate(new)),
+            f"  atom.global.v{count}.{op} {{{', '.join(old)}}}, [%q9], {{{', '.join(new)}}};",
+            *(f"  out.{bits} {name};" for name in old),
+            f"  red.global.v{count}.{op} [%q9], {{{', '.join(new)}}};",
+            *(f"  ld.global.{bits} {old[0]}, [%q9+{size * n}]; out.{bits} {old[0]};" for n in range(count)),
         ]
-        lines += [f"  ld.global.{bits} {name}, [%q8+{size * n}];" for n, name in enumerate(new)]
-        lines += [f"  atom.global.v{count}.{operation} {{{', '.join(old)}}}, [%q9], {{{', '.join(new)}}};"]
-        lines += [f"  out.{bits} {name};" for name in old]
-        lines += [f"  red.global.v{count}.{operation} [%q9], {{{', '.join(new)}}};"]
-        lines += [
-            f"  ld.global.{bits} {old[0]}, [%q9+{size * n}]; out.{bits} {old[0]};" for n in range(count)
-        ]
-        yield program(f"atomics/v{count} {type}", "\n".join(lines), values)
+        yield program(f"atomics/v{count} {operation} {type}", "\n".join(lines), values)
 
 
 def _scopes() -> Iterator[Kernel]:
     values = operands("scopes", ("u32", "u32"), 64)
     forms = [
-        f"atom.{semantics}.{scope}.{space}add.u32 %r3, [%{'q9' if space != 'shared.' else 'r9'}], %r2; out.b32 %r3;"
+        f"atom.{semantics}.{scope}.{space}.add.u32 %r3, [{address}], %r2; out.b32 %r3;"
         for semantics in ("relaxed", "acquire", "release", "acq_rel")
         for scope in ("cta", "gpu", "sys", "cluster")
-        for space in ("global.", "shared.")
+        for space, address in (("global", "%q9"), ("shared", "%r9"))
     ]
     yield program(
         "atomics/scopes",

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from gpufleet.virtual.ptx.errors import invalid
-from gpufleet.virtual.ptx.instructions import CATEGORIES, INSTRUCTIONS, Form, Spec
+from gpufleet.virtual.ptx.forms import CATEGORIES, Form, Spec
+from gpufleet.virtual.ptx.instructions import INSTRUCTIONS
 from gpufleet.virtual.ptx.scalars import SIZES, WIDER
 
 
@@ -29,6 +30,8 @@ class OperandShape:
     negatable: bool = False
     pair: bool = False
     vector: bool = False
+    selectable: bool = False
+    """May be followed by a selector of bytes or halves, as in `%r1.b3`."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ class _CompiledForm:
     def __init__(self, form: Form) -> None:
         self.wider = form.wider
         self._types = [frozenset(part.split()) for part in form.types.split(",")] if form.types else []
-        self._category: dict[str, str] = {}
+        self._categories: dict[str, list[str]] = {}
+        """By value; one that stands in two categories is of the first that has none yet."""
         self._required: set[str] = set()
         for word in form.modifiers.split():
             category, _, values = word.rstrip("?").partition("=")
             allowed = values.split("|") if values else CATEGORIES.get(category, category).split()
-            self._category.update(dict.fromkeys(allowed, category))
+            for value in allowed:
+                self._categories.setdefault(value, []).append(category)
             if not word.endswith("?"):
                 self._required.add(category)
         self._operands = form.operands.split()
@@ -118,9 +123,9 @@ class _CompiledForm:
         types: list[str] = []
         modifiers: dict[str, str] = {}
         for suffix in suffixes:
-            category = self._category.get(suffix)
-            if category is not None and category not in modifiers:
-                modifiers[category] = suffix
+            free = [c for c in self._categories.get(suffix, ()) if c not in modifiers]
+            if free:
+                modifiers[free[0]] = suffix
             elif len(types) < len(self._types) and suffix in self._types[len(types)]:
                 types.append(suffix)
             else:
@@ -174,7 +179,7 @@ def _shape(index: int, text: str, types: tuple[str, ...]) -> OperandShape:
         type = types[int(type) - 1]
     elif type == "wide":
         type = WIDER[first]
-    name = body.lstrip("!").split("|")[0].rstrip("*")
+    name = body.lstrip("!~").split("|")[0].rstrip("*")
     return OperandShape(
         name,
         "value",
@@ -184,4 +189,5 @@ def _shape(index: int, text: str, types: tuple[str, ...]) -> OperandShape:
         negatable=body.startswith("!"),
         pair="|" in body,
         vector=body.endswith("*"),
+        selectable=body.startswith("~"),
     )

@@ -92,6 +92,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """Some bytes or halves of a register, as video instructions take them: `%r1.b3`, `%r1.h10`."""
+
+    register: Register
+    selector: str
+
+
+@dataclass(frozen=True)
 class Negated:
     """A predicate operand with `!`."""
 
@@ -140,6 +148,7 @@ Operand = (
     | Address
     | Vector
     | Pair
+    | Selected
     | Negated
     | Discard
     | CallTarget
