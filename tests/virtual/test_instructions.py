@@ -60,7 +60,7 @@ def test_the_recording_is_of_these_kernels(recording: Recording) -> None:
 
 def run(kernel: Kernel, engine: Any, inputs: tuple[np.ndarray[Any, Any], ...]) -> bytes:
     """Execute a kernel on an engine; returns its output."""
-    device = Device.load(kernel.ptx, 1 << 21)
+    device = Device.load(kernel.ptx, 1 << 24)
     device.engine = engine
     out = device.memory.alloc(kernel.output_bytes)
     pointers = [device.memory.upload(array) for array in inputs]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufleet.virtual.interpreter import halves, rounding
+from gpufleet.virtual.interpreter import halves, rounding, small_floats
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.floats import canonical, flush, saturate
 from gpufleet.virtual.interpreter.values import DTYPES, Array
@@ -25,8 +25,9 @@ _INTEGRAL: dict[str, Callable[[Array], Array]] = {
 
 def cvt(operation: Operation) -> Compute:
     """Return a converted from the second type to the first."""
-    if len(operation.types) != 2 or "satfinite" in operation:
-        raise unsupported(operation.text)
+    make = small_floats.special(operation)
+    if make is not None:
+        return make(operation)
     target, source = operation.types
     if target in halves.HALF_TYPES:
         return _to_half(operation)

@@ -14,7 +14,6 @@ import numpy as np
 from gpufleet.virtual.interpreter import exact, rounding
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.values import UNSIGNED_OF_SIZE, Array
-from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 
 FLOAT_TYPES = frozenset({"f32", "f64"})
@@ -244,15 +243,25 @@ def _settle_zeros(result: Array, a: Array, b: Array, of_zeros: Callable[[Array, 
 
 
 def _extremum(operation: Operation, choose: Callable[[Array, Array, bool], Array]) -> Compute:
-    if "xorsign" in operation:
-        raise unsupported(operation.text)
     passes_nan = "NaN" in operation
+    if "xorsign" in operation:
+        choose = by_magnitude(choose)
 
     def compute(a: Array, b: Array, c: Array | None = None) -> Array:
         result = choose(a, b, passes_nan)
         return result if c is None else choose(result, c, passes_nan)
 
     return compute if operation.type == "f64" else _dressed(operation, compute)
+
+
+def by_magnitude(choose: Callable[[Array, Array, bool], Array]) -> Callable[[Array, Array, bool], Array]:
+    """Compare |a| and |b|, and give the result the sign of a * b (.xorsign.abs)."""
+
+    def compute(a: Array, b: Array, passes_nan: bool) -> Array:
+        chosen = choose(np.abs(a), np.abs(b), passes_nan)
+        return np.where(np.signbit(a) ^ np.signbit(b), -chosen, chosen)
+
+    return compute
 
 
 def _through_double(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

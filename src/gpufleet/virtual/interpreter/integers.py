@@ -102,12 +102,20 @@ def rem(operation: Operation) -> Compute:
 
 def minimum(operation: Operation) -> Compute:
     """Return the smaller of a and b."""
-    return np.minimum
+    return _or_zero(operation, np.minimum)
 
 
 def maximum(operation: Operation) -> Compute:
     """Return the larger of a and b."""
-    return np.maximum
+    return _or_zero(operation, np.maximum)
+
+
+def _or_zero(operation: Operation, choose: Compute) -> Compute:
+    """Add `.relu`: negative results become 0."""
+    if "relu" not in operation:
+        return choose
+    zero = DTYPES[operation.type].type(0)
+    return lambda a, b: np.maximum(choose(a, b), zero)
 
 
 def absolute(operation: Operation) -> Compute:

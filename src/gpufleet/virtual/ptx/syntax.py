@@ -285,6 +285,8 @@ class Function:
     """Every identifier in the body: what it may call and touch, known without building the tree."""
     declared: tuple[Variable, ...] = ()
     """Shared and local variables declared in the body."""
+    local_area: int = 0
+    """Bytes of local memory before those variables, for `alloca` (stack.py)."""
 
     @cached_property
     def body(self) -> Body:
@@ -345,6 +347,11 @@ class Module:
         """Return the function or kernel of that name, through aliases."""
         name = self.aliases.get(name, name)
         return self.functions.get(name) or self.kernels.get(name)
+
+    def is_missing(self, name: str) -> bool:
+        """Say whether a function is declared, but not defined."""
+        found = self.functions.get(name)
+        return found is not None and found.build is None
 
     def check(self) -> None:
         """Read every body now; raises `PtxError` for the first malformed one."""

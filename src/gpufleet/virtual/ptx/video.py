@@ -74,3 +74,26 @@ VIDEO = (
         for n in (2, 4)
     ),
 )
+
+
+# --------------------------------------------------------------------------------------- selectors
+
+
+def picks(selector: str, count: int, default: int) -> list[int]:
+    """Return which of the parts of (b, a), a's first, the lanes of a source are taken from.
+
+    A selector names the highest lane first: `.b7501`. Without one they are the source's own.
+    """
+    if not selector:
+        return list(range(default, default + count))
+    return [int(digit) for digit in reversed(selector[1:])]
+
+
+def mask_of(selector: str, count: int) -> list[bool]:
+    """Return which lanes of the result are written, rather than taken from c: `.b20` names two."""
+    return [not selector or str(lane) in selector[1:] for lane in range(count)]
+
+
+def places_of(count: int) -> list[str]:
+    """Return the selectors of a word's parts, lowest first."""
+    return [f"{'h' if count == 2 else 'b'}{lane}" for lane in range(count)]
