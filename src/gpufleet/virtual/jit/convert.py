@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpufleet.virtual.jit.floating import directed, flush, narrow, saturate, step, widen
+from gpufleet.virtual.jit.small_floats import special
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import Code, constant, float_constant, vector
 from gpufleet.virtual.ptx.operations import Operation
@@ -15,6 +16,9 @@ _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 def convert(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     """Convert a value of the second type to the first."""
+    emit = special(op)
+    if emit is not None:
+        return emit(c, op, n, a)
     if op.type.endswith("x2"):
         return _pack_two(c, op, n, a)
     target, source = op.types

@@ -131,7 +131,7 @@ def _in_double(compute: Compute) -> Emitter:
         lanes = 2 * n if packed(op) else n
         parts = [unpack(c, op, n, x) for x in a]
         if "ftz" in op:
-            parts = [_flush_half(c, lanes, x) for x in parts]
+            parts = [flush_half(c, lanes, x) for x in parts]
         wide = [widen(c, base, lanes, x) for x in parts]
         result = compute(c, "double", lanes, wide)
         if "sat" in op:
@@ -139,12 +139,30 @@ def _in_double(compute: Compute) -> Emitter:
         if "relu" in op:
             result = _relu(c, "double", lanes, result)
         half = narrow(c, base, lanes, result)
-        return pack(c, op, n, _flush_half(c, lanes, half) if "ftz" in op else half)
+        if "ftz" in op:
+            half = flush_half(c, lanes, half)
+        if "oob" in op:
+            half = _without_out_of_bounds(c, base, lanes, half, parts[:2])
+        return pack(c, op, n, half)
 
     return emit
 
 
-def _flush_half(c: Code, n: int, value: str) -> str:
+OUT_OF_BOUNDS = 0xFFFF
+"""The NaN that tensor copies put where a tensor has ended; `.oob` makes it a zero."""
+
+
+def _without_out_of_bounds(c: Code, base: str, n: int, result: str, factors: Sequence[str]) -> str:
+    t, i, i1 = vector(scalar_type(base), n), vector("i16", n), vector("i1", n)
+    outside = constant("i1", 0, n)
+    for factor in factors:
+        bits = c.cast("bitcast", t, factor, i)
+        here = c.let(f"icmp eq {i} {bits}, {constant('i16', OUT_OF_BOUNDS, n)}")
+        outside = c.let(f"or {i1} {outside}, {here}")
+    return c.let(f"select {i1} {outside}, {t} {constant(scalar_type(base), 0, n)}, {t} {result}")
+
+
+def flush_half(c: Code, n: int, value: str) -> str:
     """Subnormal halves to zero of the same sign."""
     t, i = vector("half", n), vector("i16", n)
     bits = c.let(f"bitcast {t} {value} to {i}")
@@ -307,14 +325,24 @@ def step(c: Code, element: str, n: int, near: str, error: str, rounding: str) ->
 
 def _abs(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     if op.type.startswith(("f16", "bf16")):
+        a = _flushed_halves(c, op, n, a)
         return _on_bits(c, op, n, a, lambda i, x: c.let(f"and {i} {x[0]}, {_every(i, 0x7FFF)}"))
     t = vector(scalar_type(op.type), n)
     value = flush(c, n, a[0]) if "ftz" in op else a[0]
     return c.intrinsic("fabs", t, (t, value))
 
 
+def _flushed_halves(c: Code, op: Operation, n: int, a: Sequence[str]) -> Sequence[str]:
+    """Operands without subnormals, if the instruction says `.ftz`."""
+    if "ftz" not in op:
+        return a
+    lanes = 2 * n if packed(op) else n
+    return [pack(c, op, n, flush_half(c, lanes, unpack(c, op, n, x))) for x in a]
+
+
 def _neg(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     if op.type.startswith(("f16", "bf16")):
+        a = _flushed_halves(c, op, n, a)
         return _on_bits(c, op, n, a, lambda i, x: c.let(f"xor {i} {x[0]}, {_every(i, 0x8000)}"))
     value = flush(c, n, a[0]) if "ftz" in op else a[0]
     return c.let(f"fneg {vector(scalar_type(op.type), n)} {value}")
@@ -374,6 +402,7 @@ def _min_or_max(which: str) -> Emitter:
         if op.type.startswith(("f16", "bf16")):
             base = op.type.removesuffix("x2")
             lanes = 2 * n if packed(op) else n
+            a = _flushed_halves(c, op, n, a)
             wide = [widen(c, base, lanes, unpack(c, op, n, x), "float") for x in a]
             return pack(c, op, n, narrow(c, base, lanes, compute(c, op, "float", lanes, wide), "float"))
         element = scalar_type(op.type)
