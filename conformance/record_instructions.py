@@ -130,7 +130,7 @@ def open_gpu(driver: Any) -> dict[str, str]:
     context = check(driver.cuDevicePrimaryCtxRetain(device))
     check(driver.cuCtxSetCurrent(context))
     check(driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE, STACK))
-    name = check(driver.cuDeviceGetName(100, device)).decode().rstrip("\0")
+    name = check(driver.cuDeviceGetName(100, device)).split(b"\0")[0].decode().strip()
     try:
         version = pathlib.Path("/proc/driver/nvidia/version").read_text()
         found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", version)

@@ -7,7 +7,7 @@ tests/virtual/test_instructions.py holds both engines to what the GPU answered.
 from __future__ import annotations
 
 from . import atomics, comparisons, control, conversions, floats, halves, integers, memory, video, warps
-from .kernel import Kernel
+from .kernel import Bound, Kernel
 
 FAMILIES = (integers, floats, halves, comparisons, conversions, memory, atomics, warps, control, video)
 
@@ -15,3 +15,5 @@ FAMILIES = (integers, floats, halves, comparisons, conversions, memory, atomics,
 def all_kernels() -> list[Kernel]:
     """Make every kernel, in the same order each time."""
     return [kernel for family in FAMILIES for kernel in family.kernels()]
+
+__all__ = ["FAMILIES", "Bound", "Kernel", "all_kernels"]
