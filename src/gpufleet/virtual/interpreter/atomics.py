@@ -15,7 +15,7 @@ import numpy as np
 
 from gpufleet.virtual.interpreter.accesses import Base
 from gpufleet.virtual.interpreter.code import Operation
-from gpufleet.virtual.interpreter.floats import canonical
+from gpufleet.virtual.interpreter.floats import canonical, flush
 from gpufleet.virtual.interpreter.memory import Access, Place
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.values import Array
@@ -84,11 +84,23 @@ def atomic(
     return run
 
 
+def _flushing_sum(old: Array, value: Array) -> Array:
+    """Sums of floats in global memory know no subnormals, those in shared memory do (PTX ISA 9.7.13.6)."""
+    return flush(canonical(flush(old) + flush(value)))
+
+
+def _is_tiny(old: Array, value: Array) -> bool:
+    """Say whether any partial sum might be subnormal: sums of multiples of 2**-124 are 0 or larger."""
+    return any(bool(((np.abs(x) < 2.0**-100) & (x != 0)).any()) for x in (old, value))
+
+
 def _at(
     place: Place, element: int, kind: Kind, value: Array, other: Array | None, count: int, wants_old: bool
 ) -> Array | None:
     view = place.view
     indices = place.flat(count) + element
+    if kind == "add" and view.dtype == np.float32 and place.in_global and _is_tiny(view[indices], value):
+        kind = _flushing_sum
     if not wants_old and _update(view, indices, kind, value):
         return None
     values, others = _each(value, count), None if other is None else _each(other, count)

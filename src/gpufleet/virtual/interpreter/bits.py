@@ -130,14 +130,15 @@ def brev(operation: Operation) -> Compute:
 
 
 def bfe(operation: Operation) -> Compute:
-    """Return c bits of a from bit b (both taken modulo 256), zero or sign extended."""
+    """Return c bits of a from bit b, zero or sign extended."""
+    within = _field_of(operation)
     width = 8 * SIZES[operation.type]
     signed = operation.type in SIGNED
     unsigned = UNSIGNED_OF_SIZE[width // 8]
     one, last = unsigned.type(1), np.uint32(width - 1)
 
     def extract(a: Array, b: Array, c: Array) -> Array:
-        start, length = b & np.uint32(0xFF), c & np.uint32(0xFF)
+        start, length = within(b), within(c)
         bits = a.view(unsigned)
         shifted = np.where(start < width, bits >> np.minimum(start, last).astype(unsigned), unsigned.type(0))
         mask = _low_bits(length, width, unsigned.type)
@@ -154,16 +155,25 @@ def bfe(operation: Operation) -> Compute:
 
 def bfi(operation: Operation) -> Compute:
     """Return b with the low d bits of a inserted at bit c."""
+    within = _field_of(operation)
     width = 8 * SIZES[operation.type]
     unsigned = UNSIGNED_OF_SIZE[width // 8].type
 
     def insert(a: Array, b: Array, c: Array, d: Array) -> Array:
-        start, length = c & np.uint32(0xFF), d & np.uint32(0xFF)
+        start, length = within(c), within(d)
         at = np.minimum(start, np.uint32(width - 1)).astype(a.dtype)
         mask = np.where(start < width, _low_bits(length, width, unsigned) << at, unsigned(0))
         return (b & ~mask) | ((a << at) & mask)
 
     return insert
+
+
+def _field_of(operation: Operation) -> Callable[[Array], Array]:
+    """Return how positions and lengths are read: of 32 bits their low byte, of 64 bits all of them (H200)."""
+    limit = np.uint32(0xFF)
+    if SIZES[operation.type] == 4:
+        return lambda value: value & limit
+    return lambda value: np.minimum(value, limit)
 
 
 def bmsk(operation: Operation) -> Compute:
@@ -210,6 +220,8 @@ def fns(operation: Operation) -> Compute:
 
 
 def _nth_bit(mask: int, base: int, offset: int) -> int:
+    if offset == -(1 << 31):
+        return 0  # what an H200 answers, whatever the other operands are
     if base > 31:
         return 0xFFFFFFFF
     if offset == 0:

@@ -225,15 +225,26 @@ def _isspacep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     destination, source = instruction.operands
     window = WINDOWS.get(operation.space)
     windows = np.array([w >> WINDOW_BITS for w in WINDOWS.values()], np.uint64)
-    # Constants lie among global variables here, as cvta.const says, and count as such.
     is_const = operation.space == "const"
+    constants = [
+        (decoder.slots.address(Symbol(v.name, "const"), instruction.line), v.size)
+        for v in decoder.linker.module.variables.values()
+        if v.space == "const" and not v.external
+    ]
+
+    def in_constants(address: Array) -> Array:
+        """Constants lie among the global variables here."""
+        found = np.zeros(1, np.bool_)
+        for start, size in constants:
+            found = found | (address - np.uint64(start) < np.uint64(size))
+        return found
 
     def test(address: Array) -> Array:
         high = address >> np.uint64(WINDOW_BITS)
         if is_const:
-            return np.zeros(1, np.bool_)
+            return in_constants(address)
         if window is None:
-            return ~np.isin(high, windows)
+            return ~np.isin(high, windows) & ~in_constants(address)
         return high == np.uint64(window >> WINDOW_BITS)
 
     place = decoder.slots.destination(destination, "pred", instruction.line)

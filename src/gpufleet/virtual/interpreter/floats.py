@@ -33,7 +33,7 @@ def sub(operation: Operation) -> Compute:
         operation,
         np.subtract,
         lambda a, b, mode: rounding.add_f32(a, -b, mode),
-        lambda a, b, mode: exact.add(a, -b, mode),
+        exact.sub,
     )
 
 
@@ -79,12 +79,12 @@ def maximum(operation: Operation) -> Compute:
 
 
 def absolute(operation: Operation) -> Compute:
-    """Return |a|."""
+    """Return |a|; a NaN of single precision becomes the canonical one, one of double stays (H200)."""
     return _flushed(operation, np.abs)
 
 
 def negative(operation: Operation) -> Compute:
-    """Return -a."""
+    """Return -a; NaNs as `absolute` has them."""
     return _flushed(operation, np.negative)
 
 
@@ -101,7 +101,8 @@ def testp(operation: Operation) -> Compute:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= smallest),
+        # Zero counts as normal (H200).
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= smallest) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < smallest) & (a != 0),
     }
     return tests[operation.get("property")]
@@ -218,9 +219,11 @@ def _with_canonical_nan(compute: Callable[..., Array]) -> Compute:
 
 
 def _flushed(operation: Operation, compute: Callable[[Array], Array]) -> Compute:
+    if operation.type == "f64":
+        return lambda a: np.where(np.isnan(a), a, compute(a))
     if "ftz" in operation:
-        return lambda a: compute(flush(a))
-    return compute
+        return lambda a: canonical(compute(flush(a)))
+    return lambda a: canonical(compute(a))
 
 
 def smaller(a: Array, b: Array, passes_nan: bool) -> Array:

@@ -22,6 +22,7 @@ OUT_OF_BOUNDS = np.uint16(0xFFFF)
 """The NaN that tensor copies put where a tensor has ended; `.oob` makes it a zero."""
 _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 _SMALLEST_NORMAL = {"f16": np.uint16(0x0400), "bf16": np.uint16(0x0080)}
+_INFINITY = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 _ONE = {"f16": np.uint16(0x3C00), "bf16": np.uint16(0x3F80)}
 
 _Exact = Callable[..., tuple[Array, Array]]
@@ -124,6 +125,11 @@ def comparison(operation: Operation, type: str, test: Callable[[Array, Array], A
     return compare
 
 
+def is_negative(bits: Array, base: str) -> Array:
+    """Say where numbers have a minus sign, also -0; NaNs are none."""
+    return ((bits & _SIGN) != 0) & ((bits & _MAGNITUDE) <= _INFINITY[base])
+
+
 def one(type: str) -> int:
     """Return the bits of 1.0, in both places of a pair."""
     base, _ = _format(type)
@@ -168,7 +174,7 @@ def _arithmetic(operation: Operation, exact: _Exact) -> Compute:
             value = widen(bits, base)
             bits = np.where(value > 0, np.where(value < 1, bits, _ONE[base]), np.uint16(0))
         if relu:
-            bits = np.where(widen(bits, base) < 0, np.uint16(0), bits)
+            bits = np.where(is_negative(bits, base), np.uint16(0), bits)
         if oob:
             outside = (columns(sources[0]) == OUT_OF_BOUNDS) | (columns(sources[1]) == OUT_OF_BOUNDS)
             bits = np.where(outside, np.uint16(0), bits)
@@ -180,7 +186,13 @@ def _arithmetic(operation: Operation, exact: _Exact) -> Compute:
 def _on_bits(operation: Operation, change: Callable[[Array], Array]) -> Compute:
     base, columns = _format(operation.type)
     flush = _flusher(operation, base)
-    return lambda a: _packed(change(flush(columns(a))))
+
+    def compute(a: Array) -> Array:
+        bits = flush(columns(a))
+        nan = (bits & _MAGNITUDE) > _INFINITY[base]
+        return _packed(np.where(nan, CANONICAL_NAN, change(bits)))
+
+    return compute
 
 
 def _extremum(operation: Operation, choose: Callable[[Array, Array, bool], Array]) -> Compute:

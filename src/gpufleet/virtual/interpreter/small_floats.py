@@ -95,7 +95,9 @@ def to_tf32(operation: Operation) -> Compute:
         result = np.where(np.isinf(a), bits, rounded & kept)
         if relu:
             result = np.where(np.signbit(a), np.uint32(0), result)
-        return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), result)
+        # NaNs as an H200 has them: .rna only drops bits, also those that make a NaN.
+        nan = bits & kept if mode == "rna" else np.uint32(0x7FFFE000)
+        return np.where(np.isnan(a), nan, result)
 
     return convert
 

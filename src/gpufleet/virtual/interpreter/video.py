@@ -64,23 +64,24 @@ def _scalar(operation: Operation, selectors: Sequence[str]) -> Callable[..., Arr
             result = _shifted(operation, first, second)
         else:
             result = _OPERATIONS[name](first, second)
-        if "sat" in operation:
+        if "sat" in operation and not _overflows(operation, selectors):
             result = _clamped(result, _width(target), signed)
-        return _finished(operation, result, c, target, signed)
+        return _finished(operation, result, c, target, signed or is_set)
 
     return compute
 
 
 def _shifted(operation: Operation, value: Array, amount: Array) -> Array:
-    """Shift by up to 32 places; a result of more than 62 bits is cut to one that saturates alike."""
+    """Shift by up to 32 places; the result has 34 bits before it is saturated (H200)."""
     amount = amount & 31 if operation.get("wrapping") == "wrap" else np.minimum(amount, 32)
     if operation.name == "vshr":
         return value >> amount
-    limit = np.int64(1) << (62 - amount)
-    shifted = np.clip(value, -limit, limit - 1) << amount
-    # The low 32 bits are those of the plain product; what lies above only has to be out of range.
-    low = (value.view(np.uint64) << amount.astype(np.uint64)).view(np.int64) & 0xFFFFFFFF
-    return np.where((value >= -limit) & (value < limit), shifted, (shifted & ~np.int64(0xFFFFFFFF)) | low)
+    return ((value << amount) << 30) >> 30
+
+
+def _overflows(operation: Operation, selectors: Sequence[str]) -> bool:
+    """The sum of two unsigned words wraps around in spite of .sat (H200); differences do not."""
+    return operation.name == "vadd" and set(operation.types) == {"u32"} and not any(selectors)
 
 
 def _multiply_add(operation: Operation, selectors: Sequence[str]) -> Callable[..., Array]:
@@ -92,8 +93,12 @@ def _multiply_add(operation: Operation, selectors: Sequence[str]) -> Callable[..
         # Products of words do not fit 64 bits, and are rare: Python's integers hold them.
         first = _part(a, a_type, selectors[1]).astype(object)
         second = _part(b, b_type, selectors[2]).astype(object)
-        addend = _part(c, "s32" if signed else "u32", "").astype(object)
-        total = (first * second + addend + int("po" in operation)) >> scale
+        addend = _part(c, "s32", "").astype(object)
+        total = first * second + addend + int("po" in operation)
+        if not signed:
+            # c is signed nevertheless, and what a shift brings in are zeros (H200).
+            total = (total & _WORD) >> scale if scale else total
+        total = total >> scale if signed else total
         if "sat" in operation:
             low, high = (-(1 << 31), (1 << 31) - 1) if signed else (0, (1 << 32) - 1)
             total = np.clip(total, low, high)
@@ -136,6 +141,9 @@ def _clamped(value: Array, width: int, signed: bool) -> Array:
 
 
 # --------------------------------------------------------------------------------- several at once
+
+
+_WORD = (1 << 64) - 1
 
 
 def _packed(operation: Operation, count: int, selectors: Sequence[str]) -> Callable[..., Array]:

@@ -120,12 +120,13 @@ def _divide(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
 
 
 def _remainder(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
-    """Remainder; the dividend where the divisor is 0."""
+    """Remainder; all ones where the divisor is 0 (H200)."""
     t = _type(op, n)
     quotient, zero = _division(c, op, n, a)
     back = c.let(f"mul {t} {quotient}, {a[1]}")
     rest = c.let(f"sub {t} {a[0]}, {back}")
-    return c.let(f"select {vector('i1', n)} {zero}, {t} {a[0]}, {t} {rest}")
+    ones = constant(scalar_type(op.type), -1, n)
+    return c.let(f"select {vector('i1', n)} {zero}, {t} {ones}, {t} {rest}")
 
 
 def _division(c: Code, op: Operation, n: int, a: Sequence[str]) -> tuple[str, str]:
@@ -303,7 +304,10 @@ def _fns(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     place = c.let(f"select {i1} {none}, {t} {start}, {t} {place}")
     found = c.let(f"select {i1} {none}, {i1} {here}, {i1} {found}")
     found = c.let(f"and {i1} {found}, {c.let(f'icmp ult {t} {base}, {const(32)}')}")
-    return c.let(f"select {i1} {found}, {t} {place}, {t} {const(-1)}")
+    place = c.let(f"select {i1} {found}, {t} {place}, {t} {const(-1)}")
+    # What an H200 answers, whatever the other operands are.
+    most = c.let(f"icmp eq {t} {count}, {const(1 << 31)}")
+    return c.let(f"select {i1} {most}, {t} {const(0)}, {t} {place}")
 
 
 def _brev(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
@@ -351,7 +355,11 @@ def _bfi(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
 
 
 def _byte(c: Code, value: str, element: str, n: int) -> str:
-    """The low eight bits of a u32, as the instruction's type."""
+    """A position or length as the instruction's type: of 32 bits the low byte counts, of 64 all (H200)."""
+    if element == "i64":
+        t = vector("i32", n)
+        least = c.intrinsic("umin", t, (t, value), (t, constant("i32", 255, n)))
+        return c.resize(least, "i32", element, n, signed=False)
     low = c.let(f"and {vector('i32', n)} {value}, {constant('i32', 255, n)}")
     return c.resize(low, "i32", element, n, signed=False)
 

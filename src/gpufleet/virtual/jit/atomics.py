@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpufleet.virtual.jit.floating import FLOATING
+from gpufleet.virtual.jit.convert import canonical
+from gpufleet.virtual.jit.floating import FLOATING, flush
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.memory import access_size, reach
@@ -49,8 +50,8 @@ def _atomic(low: Lowering, instruction: Instruction) -> None:
 
 
 def _element(op: Operation) -> str:
-    """The LLVM type that memory is read and written as: 16-bit floats and pairs of them are bits."""
-    return f"i{8 * SIZES[op.type]}" if op.type in _HALVES else scalar_type(op.type)
+    """The LLVM type that memory is read and written as: bits, where no CPU has the operation."""
+    return f"i{8 * SIZES[op.type]}" if op.type in _HALVES or op.type == "f32" else scalar_type(op.type)
 
 
 _HALVES = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
@@ -79,7 +80,7 @@ def _real(low: Lowering, op: Operation, element: str, pointer: str, values: Sequ
             f"{order} {failure}, align {size}"
         )
         return c.let(f"extractvalue {{{element}, i1}} {pair}, 0")
-    if op.type in _HALVES:
+    if op.type in _HALVES or op.type == "f32":
         return _swapped_in(low, op, element, pointer, values, order)
     return c.let(f"atomicrmw {_operator(op)} ptr {pointer}, {element} {values[0]} {order}, align {size}")
 
@@ -123,6 +124,18 @@ def _plain(low: Lowering, op: Operation, element: str, pointer: str, values: Seq
     return old
 
 
+def _sum(low: Lowering, op: Operation, old: str, value: str) -> str:
+    """Of single precision: in global memory without subnormals (PTX ISA 9.7.13.6)."""
+    c = low.code
+    parts = [c.let(f"bitcast i32 {x} to float") for x in (old, value)]
+    if op.space != "shared":
+        parts = [flush(c, 1, x) for x in parts]
+    total = c.let(f"fadd float {parts[0]}, {parts[1]}")
+    if op.space != "shared":
+        total = flush(c, 1, total)
+    return c.let(f"bitcast float {canonical(c, 1, total)} to i32")
+
+
 def _combine(low: Lowering, op: Operation, element: str, old: str, values: Sequence[str]) -> str:
     c, which, value = low.code, op.get("atomic"), values[0]
     if which == "exch":
@@ -143,6 +156,8 @@ def _combine(low: Lowering, op: Operation, element: str, old: str, values: Seque
         zero = c.let(f"icmp eq {element} {old}, 0")
         over = c.let(f"or i1 {zero}, {c.let(f'icmp ugt {element} {old}, {value}')}")
         return c.let(f"select i1 {over}, {element} {value}, {element} {c.let(f'sub {element} {old}, 1')}")
+    if op.type == "f32":
+        return _sum(low, op, old, value)
     operation = "fadd" if is_float(op.type) else which
     return c.let(f"{operation} {element} {old}, {value}")
 

@@ -508,10 +508,14 @@ def in_space(low: Lowering, address: str, space: str, n: int, instruction: Instr
     c, unit = low.code, low.unit
     t = vector("i64", n)
     if space == "const":
-        return constant("i1", 0, n)
+        return _in_constants(low, address, n)
     if space == "global":
         base, bytes = unit.memory_base(), unit.job("memory_bytes", "i64")
-    elif space == "shared":
+        start = c.let(f"sub {t} {address}, {c.splat('i64', base, n)}")
+        inside = c.let(f"icmp ult {t} {start}, {c.splat('i64', bytes, n)}")
+        others = c.let(f"xor {vector('i1', n)} {_in_constants(low, address, n)}, {constant('i1', 1, n)}")
+        return c.let(f"and {vector('i1', n)} {inside}, {others}")
+    if space == "shared":
         base, bytes = unit.arena_base(), unit.shared_bytes()
     elif space == "local":
         if not unit.program.local_bytes:
@@ -521,6 +525,19 @@ def in_space(low: Lowering, address: str, space: str, n: int, instruction: Instr
         raise unit.refuse(instruction)
     start = c.let(f"sub {t} {address}, {c.splat('i64', base, n)}")
     return c.let(f"icmp ult {t} {start}, {c.splat('i64', bytes, n)}")
+
+
+def _in_constants(low: Lowering, address: str, n: int) -> str:
+    """Constants lie among the global variables here."""
+    c, t, i1 = low.code, vector("i64", n), vector("i1", n)
+    found = constant("i1", 0, n)
+    for variable in low.unit.program.module.variables.values():
+        if variable.space == "const" and not variable.external and variable.size:
+            base = c.splat("i64", low.unit.symbol_address(variable.name), n)
+            start = c.let(f"sub {t} {address}, {base}")
+            here = c.let(f"icmp ult {t} {start}, {constant('i64', variable.size, n)}")
+            found = c.let(f"or {i1} {found}, {here}")
+    return found
 
 
 # ------------------------------------------------------------------------------------ instructions

@@ -120,6 +120,7 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
     return result
 
 
+_KEEPS_NANS = frozenset({"ld", "ldu", "atom", "call", "copysign"})
 _COPIES = frozenset({"mov", "selp", "slct"})
 
 
@@ -146,7 +147,9 @@ def _computes(instruction: Instruction, known: Facts) -> bool:
     operation = instruction.operation
     if operation.name in _COPIES:
         return any(isinstance(o, Register) and o.index in known.computed for o in instruction.operands[1:])
-    return operation.type == "f32" and operation.name not in ("ld", "ldu", "atom", "abs", "neg", "call")
+    if operation.name == "cvt" and operation.types[-1] in ("f64", "bf16"):
+        return False  # which keep what a NaN carries (H200)
+    return operation.type == "f32" and operation.name not in _KEEPS_NANS
 
 
 class Shapes:

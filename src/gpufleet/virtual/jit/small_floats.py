@@ -133,7 +133,9 @@ def _to_tf32(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         negative = c.let(f"icmp slt {i} {bits}, {const(0)}")
         result = c.let(f"select {i1} {negative}, {i} {const(0)}, {i} {result}")
     nan = c.let(f"icmp ugt {i} {magnitude}, {const(0x7F800000)}")
-    return c.let(f"select {i1} {nan}, {i} {const(0x7FFFFFFF)}, {i} {result}")
+    # NaNs as an H200 has them: .rna only drops bits, also those that make a NaN.
+    dropped = c.let(f"and {i} {bits}, {const(0xFFFFE000)}") if mode == "rna" else const(0x7FFFE000)
+    return c.let(f"select {i1} {nan}, {i} {dropped}, {i} {result}")
 
 
 def _pack(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:

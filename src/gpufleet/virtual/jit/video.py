@@ -58,11 +58,13 @@ class _Work:
         else:
             result = self._compute(operation.name, first, second)
         target = self._selectors[0]
-        if "sat" in operation:
+        # The sum of two unsigned words wraps around in spite of .sat (H200); differences do not.
+        words = set(operation.types) == {"u32"} and not any(self._selectors)
+        if "sat" in operation and not (operation.name == "vadd" and words):
             result = self._clamp(result, _width(target), self._signed)
         which = operation.get("second")
         if which:
-            kind = "s32" if self._signed else "u32"
+            kind = "s32" if self._signed or operation.name == "vset" else "u32"
             cut, other = self._part(self._low(result), kind, ""), self._part(values[2], kind, "")
             return self._low(self._second(which, cut, other))
         bits = self._low(result)
@@ -84,24 +86,16 @@ class _Work:
         return c.let(f"or {t} {kept}, {inside}")
 
     def _shift(self, value: str, amount: str) -> str:
-        """By up to 32 places; what leaves 64 bits to the left only has to saturate alike."""
-        c, t, n = self._code, self._t, self._n
+        """By up to 32 places; the result has 34 bits before it is saturated (H200)."""
+        c, t = self._code, self._t
         if self._operation.get("wrapping") == "wrap":
             amount = self._let("and", amount, self._const(31))
         else:
             amount = c.intrinsic("umin", t, (t, amount), (t, self._const(32)))
         if self._operation.name == "vshr":
             return self._let("ashr", value, amount)
-        shifted = self._let("shl", value, amount)
-        back = self._let("ashr", shifted, amount)
-        lost = c.let(f"icmp ne {t} {back}, {value}")
-        negative = c.let(f"icmp slt {t} {value}, {self._const(0)}")
-        far = c.let(
-            f"select {vector('i1', n)} {negative}, {t} {self._const(-1 << 62)}, {t} {self._const(1 << 62)}"
-        )
-        low = self._let("and", shifted, self._const(0xFFFFFFFF))
-        limit = self._let("or", self._let("and", far, self._const(~0xFFFFFFFF)), low)
-        return c.let(f"select {vector('i1', n)} {lost}, {t} {limit}, {t} {shifted}")
+        shifted = self._let("shl", self._let("shl", value, amount), self._const(30))
+        return self._let("ashr", shifted, self._const(30))
 
     def multiply_add(self, values: Sequence[str]) -> str:
         """(a * b + c) >> scale, with 128 bits where words are multiplied."""
@@ -112,7 +106,7 @@ class _Work:
         parts = [
             self._part(values[0], operation.types[1], self._selectors[1]),
             self._part(values[1], operation.types[2], self._selectors[2]),
-            self._part(values[2], "s32" if signed else "u32", ""),
+            self._part(values[2], "s32", ""),
         ]
         a, b, addend = (c.resize(x, _WIDE, wide, n, signed=True) for x in parts)
         total = c.let(f"add {t} {c.let(f'mul {t} {a}, {b}')}, {addend}")
@@ -120,7 +114,11 @@ class _Work:
             total = c.let(f"add {t} {total}, {constant(wide, 1, n)}")
         scale = int(operation.get("scale", "shr0")[3:])
         if scale:
-            total = c.let(f"ashr {t} {total}, {constant(wide, scale, n)}")
+            # c is signed also among unsigned operands, but what is shifted in there are zeros (H200).
+            if not signed and wide != _WIDE:
+                total = c.let(f"and {t} {total}, {constant(wide, (1 << 64) - 1, n)}")
+            shift = "ashr" if signed else "lshr"
+            total = c.let(f"{shift} {t} {total}, {constant(wide, scale, n)}")
         if "sat" in operation:
             low, high = (-(1 << 31), (1 << 31) - 1) if signed else (0, (1 << 32) - 1)
             total = c.intrinsic("smax", t, (t, total), (t, constant(wide, low, n)))
