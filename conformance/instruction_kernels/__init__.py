@@ -16,4 +16,5 @@ def all_kernels() -> list[Kernel]:
     """Make every kernel, in the same order each time."""
     return [kernel for family in FAMILIES for kernel in family.kernels()]
 
+
 __all__ = ["FAMILIES", "Bound", "Kernel", "all_kernels"]

@@ -41,6 +41,8 @@ class Kernel:
     inputs: tuple[np.ndarray, ...] = ()
     bounds: tuple[Bound | None, ...] = ()
     """For each row what its values may differ by; None, or nothing at all: not by one bit."""
+    races: frozenset[int] = frozenset()
+    """Rows whose values depend on which warp is faster; they are not compared."""
     dynamic_shared: int = 0
     start: bytes = field(default=b"", repr=False)
     """What the output holds before the launch; else zeros."""
@@ -293,6 +295,7 @@ def program(
     outside: str = "",
     bound: Bound | None = None,
     dynamic_shared: int = 0,
+    races: frozenset[int] = frozenset(),
 ) -> Kernel:
     """A kernel with a body of its own.
 
@@ -306,4 +309,4 @@ def program(
     body = _OUT.sub(lambda match: store(match[2], match[1], next(numbers), row_bytes), body)
     bounds = (bound,) * len(rows) if bound is not None else ()
     text = module(body, len(inputs), outside)
-    return Kernel(name, text, rows, lanes, block, inputs, bounds, dynamic_shared)
+    return Kernel(name, text, rows, lanes, block, inputs, bounds, races, dynamic_shared)

@@ -162,7 +162,7 @@ def tanh(c: Code, n: int, x: str) -> str:
 
 
 def high_word(c: Code, n: int, x: str) -> str:
-    """A double without its low 32 bits, and no subnormal, which rcp.approx and rsqrt.approx do not read or write."""
+    """A double without its low 32 bits, no subnormal: all that rcp.approx and rsqrt.approx read and write."""
     d, i = vector("double", n), vector("i64", n)
     bits = c.let(f"bitcast {d} {x} to {i}")
     kept = c.let(f"and {i} {bits}, {constant('i64', -1 << 32, n)}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.jit.abi import FAULT_ASSERT, FAULT_STACK, FAULT_WILD_CALL
+from gpufleet.virtual.jit.callers import fits
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant, number, vector, width
@@ -269,10 +270,10 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
     ended = c.slot(low.masks.type)
     c.do(f"store {low.masks.type} {low.masks.none}, ptr {ended}")
     for function in unit.program.functions:
-        if function.build is None or not _matches(call, function):
+        if function.build is None or not fits(call, function):
             continue
         if function.name in unit.program.with_barriers:
-            raise unit.refuse(instruction, f"(of {function.name!r}, which has a barrier)")
+            continue  # copied into the kernel, which asks for it first (inlining.py)
         code = unit.program.module.code_addresses[function.name]
         meant = low.masks.make(c, c.let(f"icmp eq {t} {address}, {constant('i64', code, n)}"))
         waiting = c.let(f"load {low.masks.type}, ptr {left}")
@@ -297,15 +298,6 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
     c.label(good)
     if unit.program.ending:
         low.end_threads(c.let(f"load {low.masks.type}, ptr {ended}"))
-
-
-def _matches(call: CallTarget, function: Function) -> bool:
-    if call.candidates and function.name not in call.candidates:
-        return False
-    if call.prototype is None:
-        return (len(function.parameters), len(function.results)) == (len(call.arguments), len(call.results))
-    wanted = [[p.size for p in side] for side in (call.prototype.parameters, call.prototype.results)]
-    return wanted == [[p.size for p in side] for side in (function.parameters, function.results)]
 
 
 def _fault(low: Lowering, instruction: Instruction, kind: int, address: str, lane: str) -> None:
