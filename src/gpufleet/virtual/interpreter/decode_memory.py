@@ -307,5 +307,6 @@ HANDLERS: dict[str, Handler] = {
     "mapa": _mapa,
     "getctarank": _rank,
     "pmevent": _nothing,
+    "brkpt": _nothing,
     "nanosleep": _nanosleep,
 }
