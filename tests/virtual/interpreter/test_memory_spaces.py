@@ -190,8 +190,16 @@ def test_indirect_branches() -> None:
     [
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};",
         "tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [t, {%r1}];",
-        "cp.async.wait_all;",
-        "atom.global.add.v2.f32 {%f1, %f2}, [%rd1], {%f1, %f2};",
+        "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%r1}, [%rd1];",
+        "wgmma.fence.sync.aligned;",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%rd1];",
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%rd1], [%rd2], 16, [%rd3];",
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%rd1], [%rd2, {%r1}], [%rd3];",
+        "multimem.ld_reduce.relaxed.sys.global.add.u32 %r1, [%rd1];",
+        "sured.b.add.1d.u32.trap [t, {%r1}], %r2;",
+        "suld.b.1d.b32.trap %r1, [t, {%r2}];",
+        "setmaxnreg.inc.sync.aligned.u32 64;",
         "mov.u32 %r1, %pm0;",
     ],
 )

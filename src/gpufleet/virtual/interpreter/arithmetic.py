@@ -113,7 +113,7 @@ def computation(operation: Operation, pair: bool) -> Compute:
     maker = _ANY.get(name)
     if type == "pred":
         maker = _PREDICATE.get(name)
-    elif name in _INTEGER and type in integers.INTEGER_TYPES and "relu" not in operation:
+    elif name in _INTEGER and type in integers.INTEGER_TYPES:
         maker = _INTEGER[name]
     elif name in _FLOAT and type in floats.FLOAT_TYPES:
         maker = _FLOAT[name]

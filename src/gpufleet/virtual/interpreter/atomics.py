@@ -8,13 +8,14 @@ make a *run*, and what the lanes of a run do one after the other is computed for
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpufleet.virtual.interpreter.accesses import Base
 from gpufleet.virtual.interpreter.code import Operation
-from gpufleet.virtual.interpreter.floats import canonical
+from gpufleet.virtual.interpreter.floats import canonical, flush
 from gpufleet.virtual.interpreter.memory import Access, Place
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.values import Array
@@ -35,52 +36,71 @@ _SCANNED: dict[str, np.ufunc] = {
 _FEW = 64
 
 
+Kind = str | Callable[[Array, Array], Array]
+"""The operation's name, or what computes the new value from the old one and the operand."""
+
+
 def atomic(
     access: Access,
-    kind: str,
+    kind: Kind,
     base: Base,
-    operand: Source,
+    operands: Sequence[Source],
     swap: Source | None,
-    destination: Source | None,
+    destinations: Sequence[Source],
     lock: threading.Lock,
 ) -> Operation:
-    """Make an atomic operation; without a destination the old values are not computed.
+    """Make an atomic operation; without destinations the old values are not computed.
 
-    The lock keeps launches that run at the same time apart.
+    Of a vector each element is operated on by itself. The lock keeps launches that run at the same time
+    apart.
     """
     address, offset = base
 
     def run(group: Group) -> None:
         place = access.locate(group, read(address, group), offset)
-        value = group.picked(read(operand, group))
         other = group.picked(read(swap, group)) if swap is not None else None
-        old = np.zeros(group.count, access.dtype)
-        for lanes, part in place.parts():
-            count = group.count if isinstance(lanes, slice) else len(lanes)
-            with lock:
-                found = _at(
-                    part,
-                    kind,
-                    value if value.size == 1 else value[lanes],
-                    None if other is None else other if other.size == 1 else other[lanes],
-                    count,
-                    destination is not None,
-                )
-            if found is not None:
-                old[lanes] = found
-        if destination is not None:
-            slot, write = destination
-            result = group.spread(old)
-            group.registers[slot] = result if write is None else write(result)
+        values = [group.picked(read(operand, group)) for operand in operands]
+        for element, value in enumerate(values):
+            old = np.zeros(group.count, access.dtype)
+            for lanes, part in place.parts():
+                count = group.count if isinstance(lanes, slice) else len(lanes)
+                with lock:
+                    found = _at(
+                        part,
+                        element,
+                        kind,
+                        value if value.size == 1 else value[lanes],
+                        None if other is None else other if other.size == 1 else other[lanes],
+                        count,
+                        bool(destinations),
+                    )
+                if found is not None:
+                    old[lanes] = found
+            if destinations:
+                slot, write = destinations[element]
+                result = group.spread(old)
+                group.registers[slot] = result if write is None else write(result)
 
     return run
 
 
+def _flushing_sum(old: Array, value: Array) -> Array:
+    """Sums of floats in global memory know no subnormals, those in shared memory do (PTX ISA 9.7.13.6)."""
+    return flush(canonical(flush(old) + flush(value)))
+
+
+def _is_tiny(old: Array, value: Array) -> bool:
+    """Say whether any partial sum might be subnormal: sums of multiples of 2**-124 are 0 or larger."""
+    return any(bool(((np.abs(x) < 2.0**-100) & (x != 0)).any()) for x in (old, value))
+
+
 def _at(
-    place: Place, kind: str, value: Array, other: Array | None, count: int, wants_old: bool
+    place: Place, element: int, kind: Kind, value: Array, other: Array | None, count: int, wants_old: bool
 ) -> Array | None:
     view = place.view
-    indices = place.flat(count)
+    indices = place.flat(count) + element
+    if kind == "add" and view.dtype == np.float32 and place.in_global and _is_tiny(view[indices], value):
+        kind = _flushing_sum
     if not wants_old and _update(view, indices, kind, value):
         return None
     values, others = _each(value, count), None if other is None else _each(other, count)
@@ -96,9 +116,9 @@ def _each(value: Array, count: int) -> Array:
     return value if value.size == count else np.repeat(value, count)
 
 
-def _update(view: Array, indices: Array, kind: str, value: Array) -> bool:
+def _update(view: Array, indices: Array, kind: Kind, value: Array) -> bool:
     """Apply an operation whose old values nobody asks for, if that has a quick way."""
-    function = _IN_PLACE.get(kind)
+    function = _IN_PLACE.get(kind) if isinstance(kind, str) else None
     if function is None or (view.dtype.kind == "f" and kind != "add"):
         return False
     # ufunc.at goes through the lanes in order, so floats are added in order too.
@@ -117,11 +137,13 @@ def _update(view: Array, indices: Array, kind: str, value: Array) -> bool:
     return True
 
 
-def _step(kind: str, old: Array, value: Array, other: Array | None) -> Array:
+def _step(kind: Kind, old: Array, value: Array, other: Array | None) -> Array:
     """Return what one operation leaves, for lanes at different addresses."""
+    if not isinstance(kind, str):
+        return kind(old, value)
     if kind == "cas":
         assert other is not None
-        return np.where(old == value, other, old)
+        return np.where(_are_equal(old, value), other, old)
     if kind == "exch":
         return value
     if kind == "inc":
@@ -132,6 +154,14 @@ def _step(kind: str, old: Array, value: Array, other: Array | None) -> Array:
         total = old + value
         return canonical(total) if total.dtype == np.float32 else total
     return _SCANNED[kind](old, value)
+
+
+def _are_equal(a: Array, b: Array) -> Array:
+    if a.dtype.itemsize <= 8:
+        return a == b
+    # 128 bits are held as complex numbers, which compare otherwise.
+    rows = (value.view(np.uint64).reshape(-1, 2) for value in (a, b))
+    return (next(rows) == next(rows)).all(axis=1)
 
 
 class _Runs:
@@ -160,7 +190,7 @@ def _stable_order(indices: Array) -> Array:
     return indices.argsort(kind="stable")
 
 
-def _in_order(view: Array, indices: Array, kind: str, values: Array, other: Array | None) -> Array:
+def _in_order(view: Array, indices: Array, kind: Kind, values: Array, other: Array | None) -> Array:
     """Carry out an operation lane by lane and return the old values."""
     runs = _Runs(indices)
     value = values[runs.order]
@@ -174,7 +204,7 @@ def _in_order(view: Array, indices: Array, kind: str, values: Array, other: Arra
         old = np.concatenate((value[:1], value[:-1]))
         old[runs.starts] = first
         new = value[runs.last]
-    elif kind in _SCANNED:
+    elif isinstance(kind, str) and kind in _SCANNED:
         old, new = _scan(runs, first, value, _SCANNED[kind])
     elif kind == "cas":
         assert other is not None
@@ -233,9 +263,9 @@ def _compare_and_swap(runs: _Runs, first: Array, compare: Array, swap: Array) ->
     old = np.empty_like(compare)
     place = np.arange(count)
     begin = runs.starts.copy()
-    changes = compare != swap
+    changes = ~_are_equal(compare, swap)
     while True:
-        hit = (compare == current[runs.of]) & changes & (place >= begin[runs.of])
+        hit = _are_equal(compare, current[runs.of]) & changes & (place >= begin[runs.of])
         nearest = np.minimum.reduceat(np.where(hit, place, count), runs.starts)
         until = np.where(nearest < count, nearest, runs.last)
         between = (place >= begin[runs.of]) & (place <= until[runs.of])
@@ -275,7 +305,7 @@ def _decrements(runs: _Runs, first: Array, limit: Array) -> tuple[Array, Array]:
     return old, _step("dec", old[runs.last], limit[runs.last], None)
 
 
-def _rank_by_rank(runs: _Runs, first: Array, value: Array, kind: str) -> tuple[Array, Array]:
+def _rank_by_rank(runs: _Runs, first: Array, value: Array, kind: Kind) -> tuple[Array, Array]:
     """The first lane of every run, then the second of every run that has one, and so on."""
     current = first.copy()
     old = np.empty_like(value)

@@ -9,7 +9,6 @@ import numpy as np
 
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.values import SIGNED_OF_SIZE, UNSIGNED_OF_SIZE, Array
-from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 from gpufleet.virtual.ptx.scalars import SIGNED, SIZES
 
@@ -131,14 +130,15 @@ def brev(operation: Operation) -> Compute:
 
 
 def bfe(operation: Operation) -> Compute:
-    """Return c bits of a from bit b (both taken modulo 256), zero or sign extended."""
+    """Return c bits of a from bit b, zero or sign extended."""
+    within = _field_of(operation)
     width = 8 * SIZES[operation.type]
     signed = operation.type in SIGNED
     unsigned = UNSIGNED_OF_SIZE[width // 8]
     one, last = unsigned.type(1), np.uint32(width - 1)
 
     def extract(a: Array, b: Array, c: Array) -> Array:
-        start, length = b & np.uint32(0xFF), c & np.uint32(0xFF)
+        start, length = within(b), within(c)
         bits = a.view(unsigned)
         shifted = np.where(start < width, bits >> np.minimum(start, last).astype(unsigned), unsigned.type(0))
         mask = _low_bits(length, width, unsigned.type)
@@ -155,16 +155,25 @@ def bfe(operation: Operation) -> Compute:
 
 def bfi(operation: Operation) -> Compute:
     """Return b with the low d bits of a inserted at bit c."""
+    within = _field_of(operation)
     width = 8 * SIZES[operation.type]
     unsigned = UNSIGNED_OF_SIZE[width // 8].type
 
     def insert(a: Array, b: Array, c: Array, d: Array) -> Array:
-        start, length = c & np.uint32(0xFF), d & np.uint32(0xFF)
+        start, length = within(c), within(d)
         at = np.minimum(start, np.uint32(width - 1)).astype(a.dtype)
         mask = np.where(start < width, _low_bits(length, width, unsigned) << at, unsigned(0))
         return (b & ~mask) | ((a << at) & mask)
 
     return insert
+
+
+def _field_of(operation: Operation) -> Callable[[Array], Array]:
+    """Return how positions and lengths are read: of 32 bits their low byte, of 64 bits all of them (H200)."""
+    limit = np.uint32(0xFF)
+    if SIZES[operation.type] == 4:
+        return lambda value: value & limit
+    return lambda value: np.minimum(value, limit)
 
 
 def bmsk(operation: Operation) -> Compute:
@@ -211,6 +220,8 @@ def fns(operation: Operation) -> Compute:
 
 
 def _nth_bit(mask: int, base: int, offset: int) -> int:
+    if offset == -(1 << 31):
+        return 0  # what an H200 answers, whatever the other operands are
     if base > 31:
         return 0xFFFFFFFF
     if offset == 0:
@@ -245,22 +256,37 @@ def lop3(operation: Operation) -> Compute:
 
 def prmt(operation: Operation) -> Compute:
     """Return four bytes picked from the eight of (b, a)."""
-    if "permute" in operation:
-        raise unsupported(operation.text)
+    mode = operation.get("permute")
+    if mode:
+        selectors = np.array(
+            [sum(b << 4 * i for i, b in enumerate(row)) for row in _PERMUTATIONS[mode]], np.uint32
+        )
+        return lambda a, b, c: _permute(a, b, selectors[c & np.uint32(3)])
+    return _permute
 
-    def permute(a: Array, b: Array, c: Array) -> Array:
-        pair = (b.astype(np.uint64) << np.uint64(32)) | a
-        result = np.zeros(1, np.uint32)
-        for place in range(4):
-            selector = (c >> np.uint32(4 * place)) & np.uint32(0xF)
-            byte = (pair >> ((selector & np.uint32(7)) * np.uint32(8)).astype(np.uint64)).astype(np.uint32)
-            byte = byte & np.uint32(0xFF)
-            sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
-            byte = np.where(selector & np.uint32(8), sign, byte)
-            result = result | (byte << np.uint32(8 * place))
-        return result
 
-    return permute
+_PERMUTATIONS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "f4e": tuple((k, k + 1, k + 2, k + 3) for k in range(4)),
+    "b4e": tuple((k, (k - 1) % 8, (k - 2) % 8, (k - 3) % 8) for k in range(4)),
+    "rc8": tuple((k, k, k, k) for k in range(4)),
+    "ecl": ((0, 1, 2, 3), (1, 1, 2, 3), (2, 2, 2, 3), (3, 3, 3, 3)),
+    "ecr": ((0, 0, 0, 0), (0, 1, 1, 1), (0, 1, 2, 2), (0, 1, 2, 3)),
+    "rc16": ((0, 1, 0, 1), (2, 3, 2, 3), (0, 1, 0, 1), (2, 3, 2, 3)),
+}
+"""Bytes picked for each value of the selector's low two bits, lowest byte first (PTX ISA, prmt)."""
+
+
+def _permute(a: Array, b: Array, c: Array) -> Array:
+    pair = (b.astype(np.uint64) << np.uint64(32)) | a
+    result = np.zeros(1, np.uint32)
+    for place in range(4):
+        selector = (c >> np.uint32(4 * place)) & np.uint32(0xF)
+        byte = (pair >> ((selector & np.uint32(7)) * np.uint32(8)).astype(np.uint64)).astype(np.uint32)
+        byte = byte & np.uint32(0xFF)
+        sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
+        byte = np.where(selector & np.uint32(8), sign, byte)
+        result = result | (byte << np.uint32(8 * place))
+    return result
 
 
 def _low_bits(length: Array, width: int, unsigned: Callable[[int], Array]) -> Array:

@@ -1,6 +1,6 @@
-"""Functions that the CUDA runtime provides to kernels: printf, and the end of a failed assertion.
+"""Functions that the CUDA runtime provides to kernels: printf, failed assertions, malloc and free.
 
-Both take generic addresses; the arguments of printf lie one after the other as in a C struct (CUDA C++
+They take generic addresses; the arguments of printf lie one after the other as in a C struct (CUDA C++
 Programming Guide, "Formatted Output" and "Assertion").
 """
 
@@ -16,7 +16,9 @@ from gpufleet.virtual.interpreter.formatting import format_message
 from gpufleet.virtual.interpreter.memory import WINDOW_BITS, WINDOWS
 from gpufleet.virtual.interpreter.moves import as_rows
 from gpufleet.virtual.interpreter.values import Array
+from gpufleet.virtual.kernel_heap import KernelHeap
 from gpufleet.virtual.ptx.errors import invalid, unsupported
+from gpufleet.virtual.ptx.parser import HEAP, HEAP_BYTES
 from gpufleet.virtual.ptx.syntax import CallTarget, Function, Instruction, Symbol
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from gpufleet.virtual.interpreter.scheduler import Scheduler
 
 _LONGEST_STRING = 1 << 16
-_PARAMETERS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
+_PARAMETERS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8), "malloc": (8,), "free": (8,)}
 """Sizes of the parameters of each function."""
 
 
@@ -41,7 +43,11 @@ def decode_builtin(
         raise invalid(f"{function.name!r} is called with the wrong arguments", instruction.line)
     if function.name == "__assertfail":
         return _assertion(slots, instruction)
+    if function.name == "free":
+        return _free(slots[0], _heap(decoder), instruction, following)
     result = _block(decoder, instruction, call.results[0]) if call.results else None
+    if function.name == "malloc":
+        return _malloc(slots[0], result, _heap(decoder), following)
     return _printf(slots, result, instruction, following)
 
 
@@ -65,6 +71,33 @@ def _printf(slots: list[int], result: int | None, instruction: Instruction, foll
         group.batch.launch.output(b"".join(texts))
         if result is not None:
             group.registers[result] = as_rows(group.spread(counts))
+        group.block = following
+        return group
+
+    return end
+
+
+def _heap(decoder: Decoder) -> KernelHeap:
+    return KernelHeap(decoder.slots.address(Symbol(HEAP, "global"), 0), HEAP_BYTES)
+
+
+def _malloc(slot: int, result: int | None, heap: KernelHeap, following: Block) -> End:
+    def end(group: Group, scheduler: Scheduler) -> Group:
+        pointers = [heap.allocate(int(size)) for size in _per_lane(group, slot)]
+        if result is not None:
+            group.registers[result] = as_rows(group.spread(np.array(pointers, np.uint64)))
+        group.block = following
+        return group
+
+    return end
+
+
+def _free(slot: int, heap: KernelHeap, instruction: Instruction, following: Block) -> End:
+    def end(group: Group, scheduler: Scheduler) -> Group:
+        for index, pointer in enumerate(_per_lane(group, slot)):
+            if not heap.release(int(pointer)):
+                what = f"free of {int(pointer):#x}, which malloc of this module has not returned"
+                raise fault("ILLEGAL_ADDRESS", what, group, instruction, int(group.active[index]))
         group.block = following
         return group
 

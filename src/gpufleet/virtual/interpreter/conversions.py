@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufleet.virtual.interpreter import halves, rounding
+from gpufleet.virtual.interpreter import halves, rounding, small_floats
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.floats import canonical, flush, saturate
 from gpufleet.virtual.interpreter.values import DTYPES, Array
@@ -25,8 +25,9 @@ _INTEGRAL: dict[str, Callable[[Array], Array]] = {
 
 def cvt(operation: Operation) -> Compute:
     """Return a converted from the second type to the first."""
-    if len(operation.types) != 2 or "satfinite" in operation:
-        raise unsupported(operation.text)
+    make = small_floats.special(operation)
+    if make is not None:
+        return make(operation)
     target, source = operation.types
     if target in halves.HALF_TYPES:
         return _to_half(operation)
@@ -119,7 +120,7 @@ def _float_to_float(operation: Operation) -> Compute:
     source = "f32" if source in halves.HALF_TYPES else source
     steps: list[Callable[[Array], Array]] = []
     if "ftz" in operation and source == "f32":
-        steps.append(flush)
+        steps.append(lambda a: canonical(flush(a).copy()))
     if "integral" in operation:
         steps.append(_INTEGRAL[operation.get("integral")])
     if target == "f64" and source == "f32":
@@ -135,9 +136,9 @@ def _float_to_float(operation: Operation) -> Compute:
             steps.append(flush)
     if "sat" in operation:
         steps.append(saturate)
-    if target == "f32":
+    if target == "f32" and source == "f32":
         # A copy: the result may be the source's own array, which must not be written to.
-        steps.append(lambda a: canonical(a.copy()) if source == "f32" else canonical(a))
+        steps.append(lambda a: canonical(a.copy()))
 
     def convert(a: Array) -> Array:
         for step in steps:
@@ -162,18 +163,32 @@ def _to_half(operation: Operation) -> Compute:
         if source in halves.HALF_TYPES:
             a = halves.widen(a, source)
         elif not is_float(source) and a.dtype.itemsize == 8:
+            if sat:
+                return halves.narrow(saturate(a.astype(np.float64)), None, base, mode)
             return halves.narrow(*_split(a), base, mode)
         value = integral(flush(a) if ftz else a).astype(np.float64)
         if sat:
             value = saturate(value)
+        bits = halves.narrow(value, None, base, mode)
         if relu:
-            value = np.where(value < 0, 0.0, value)
-        return halves.narrow(value, None, base, mode)
+            bits = np.where(halves.is_negative(bits, base), np.uint16(0), bits)
+        if source == "f64":
+            bits = np.where(np.isnan(a), _payload(a, base), bits)
+        return bits
 
     if not target.endswith("x2"):
         return convert
     high = np.uint32(16)
     return lambda a, b: (convert(a).astype(np.uint32) << high) | convert(b)
+
+
+def _payload(value: Array, base: str) -> Array:
+    """Return NaNs of double precision as halves: their sign and the first bits of what they carry (H200)."""
+    bits = value.view(np.uint64)
+    mantissa, exponent = (10, 0x7C00) if base == "f16" else (7, 0x7F80)
+    carried = (bits >> np.uint64(52 - mantissa)) & np.uint64((1 << mantissa) - 1)
+    quiet = np.uint16(exponent | 1 << (mantissa - 1))
+    return carried.astype(np.uint16) | quiet | ((bits >> np.uint64(63)) << np.uint64(15)).astype(np.uint16)
 
 
 def _from_half(operation: Operation) -> Compute:

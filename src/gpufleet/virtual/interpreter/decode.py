@@ -6,7 +6,15 @@ values into values, else in the handlers of decode_memory, decode_warp and decod
 
 from __future__ import annotations
 
-from gpufleet.virtual.interpreter import control, decode_control, decode_memory, decode_warp, integers
+from gpufleet.virtual.interpreter import (
+    control,
+    decode_async,
+    decode_control,
+    decode_memory,
+    decode_warp,
+    integers,
+    video,
+)
 from gpufleet.virtual.interpreter.arithmetic import computation
 from gpufleet.virtual.interpreter.binding import bind, guard
 from gpufleet.virtual.interpreter.code import Block, End, Operation
@@ -16,9 +24,10 @@ from gpufleet.virtual.interpreter.segments import Segment, ends_segment, is_meet
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.specials import POLLING
 from gpufleet.virtual.ptx.errors import unsupported
-from gpufleet.virtual.ptx.syntax import Instruction, Raw, Special
+from gpufleet.virtual.ptx.syntax import Instruction, Raw, Selected, Special
+from gpufleet.virtual.ptx.video import VIDEO
 
-_HANDLERS: dict[str, Handler] = decode_memory.HANDLERS | decode_warp.HANDLERS
+_HANDLERS: dict[str, Handler] = decode_memory.HANDLERS | decode_warp.HANDLERS | decode_async.HANDLERS
 _POLLING_LOADS = frozenset({"volatile", "relaxed", "acquire"})
 
 
@@ -81,12 +90,27 @@ def _end(decoder: Decoder, instruction: Instruction, block: Block, following: Bl
 def _arithmetic(decoder: Decoder, instruction: Instruction) -> Operation:
     operation, operands = instruction.operation, instruction.operands
     shapes = operation.shapes or ()
+    if operation.name in _VIDEO:
+        return _video(decoder, instruction)
     sources = [decoder.source(o, s.type, instruction) for o, s in zip(operands[1:], shapes[1:], strict=False)]
     carry = _carry_chain(decoder, instruction, sources)
     if carry is not None:
         return carry
     destinations = decoder.destinations(operands[0], shapes[0], instruction)
     return bind(computation(operation, len(destinations) > 1), destinations, sources)
+
+
+_VIDEO = frozenset(spec.name for spec in VIDEO)
+
+
+def _video(decoder: Decoder, instruction: Instruction) -> Operation:
+    """Operands may be bytes or halves of registers."""
+    operation = instruction.operation
+    selectors = [o.selector if isinstance(o, Selected) else "" for o in instruction.operands[:3]]
+    destination, *sources = (o.register if isinstance(o, Selected) else o for o in instruction.operands)
+    place = decoder.slots.destination(destination, "b32", instruction.line)
+    read = [decoder.source(source, "b32", instruction) for source in sources]
+    return bind(video.computation(operation, selectors), [place], read)
 
 
 def _carry_chain(decoder: Decoder, instruction: Instruction, sources: list[Source]) -> Operation | None:
@@ -111,7 +135,7 @@ def _check_shape(instruction: Instruction) -> None:
 
 def _polls(instruction: Instruction) -> bool:
     operation = instruction.operation
-    if operation.name in ("atom", "nanosleep"):
+    if operation.name in ("atom", "nanosleep") or "test_wait" in operation or "try_wait" in operation:
         return True
     if operation.name == "ld":
         return operation.get("semantics") in _POLLING_LOADS

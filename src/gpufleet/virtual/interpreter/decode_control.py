@@ -43,6 +43,8 @@ def _call(decoder: Decoder, instruction: Instruction, block: Block, following: B
 
 def _bar(decoder: Decoder, instruction: Instruction, block: Block, following: Block | None) -> End:
     operation = instruction.operation
+    if "cluster" in operation:
+        return _cluster(decoder, instruction, block, following)
     operands = dict(zip((shape.name for shape in _present(instruction)), instruction.operands, strict=True))
     if following is None:
         raise invalid(f"{operation.text} at the end of a function", instruction.line)
@@ -56,6 +58,15 @@ def _bar(decoder: Decoder, instruction: Instruction, block: Block, following: Bl
         predicate = decoder.source(operands["c"], "pred", instruction)
         reduction = Reduction(operation.get("reduction"), predicate, destination, write)
     return barrier(number, threads, reduction, "arrive" in operation, following, instruction)
+
+
+def _cluster(decoder: Decoder, instruction: Instruction, block: Block, following: Block | None) -> End:
+    """A cluster is one block here: its threads wait for each other where they wait, not where they arrive."""
+    if following is None:
+        raise invalid(f"{instruction} at the end of a function", instruction.line)
+    if "arrive" in instruction.operation:
+        return control.jump(block, following)
+    return barrier((decoder.slots.constant(0, "u32"), None), None, None, False, following, instruction)
 
 
 def _present(instruction: Instruction) -> list:  # type: ignore[type-arg]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpufleet.virtual.interpreter import accesses, atomics, moves
+from gpufleet.virtual.interpreter.arithmetic import computation
+from gpufleet.virtual.interpreter.atomics import Kind
 from gpufleet.virtual.interpreter.binding import bind, copy
 from gpufleet.virtual.interpreter.code import Operation
 from gpufleet.virtual.interpreter.decoder import Decoder, Handler
@@ -16,7 +19,8 @@ from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.specials import special
 from gpufleet.virtual.interpreter.values import DTYPES, Array, reader
 from gpufleet.virtual.ptx.errors import invalid, unsupported
-from gpufleet.virtual.ptx.scalars import SIZES, is_float
+from gpufleet.virtual.ptx.instructions import INSTRUCTIONS
+from gpufleet.virtual.ptx.scalars import SIZES
 from gpufleet.virtual.ptx.syntax import Address, Discard, Instruction, Operand, Special, Symbol, Vector
 
 if TYPE_CHECKING:
@@ -55,8 +59,6 @@ def _mov(decoder: Decoder, instruction: Instruction) -> list[Operation]:
 
 
 def _part_type(type: str, vector: Vector) -> str:
-    if SIZES[type] > 8:
-        raise unsupported(f"a vector in a .{type}")
     return f"b{8 * SIZES[type] // len(vector.elements)}"
 
 
@@ -125,12 +127,7 @@ def _st(decoder: Decoder, instruction: Instruction) -> list[Operation]:
 
 
 def _memory_type(instruction: Instruction) -> str:
-    type = instruction.operation.type
-    if SIZES[type] > 8:
-        raise unsupported(instruction.operation.text, instruction.line)
-    if "shared::cluster" in instruction.operation.text:
-        raise unsupported(instruction.operation.text, instruction.line)
-    return type
+    return instruction.operation.type
 
 
 def _check_block(decoder: Decoder, instruction: Instruction, block: int, end: int, start: int) -> None:
@@ -159,6 +156,10 @@ def _atom(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     return _atomic(decoder, instruction, destination, address, operand, swap)
 
 
+_COMBINED = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
+"""Types whose atomic operations are computed as the instruction of the same name does."""
+
+
 def _red(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     address, operand = instruction.operands[:2]
     return _atomic(decoder, instruction, Discard(), address, operand, None)
@@ -173,27 +174,25 @@ def _atomic(
     swap: Operand | None,
 ) -> list[Operation]:
     operation = instruction.operation
-    type, kind = operation.type, operation.get("atomic")
-    if (
-        operation.lanes > 1
-        or "shared::cluster" in operation.text
-        or operation.space not in ("", "global", "shared")
-    ):
+    type = operation.type
+    kind: Kind = operation.get("atomic")
+    if operation.space not in ("", "global", "shared"):
         raise unsupported(operation.text, instruction.line)
-    if is_float(type) and (type not in ("f32", "f64") or kind != "add"):
-        raise unsupported(operation.text, instruction.line)
+    if type in _COMBINED and kind not in ("exch", "cas"):
+        kind = computation(replace(operation, spec=INSTRUCTIONS[operation.get("atomic")]), False)
     assert isinstance(address, Address)
     _check_space(decoder, instruction, address)
-    access = Access(instruction, operation.space, DTYPES[type], 1, writes=True)
+    operands, destinations = decoder.elements(operand), decoder.elements(destination)
+    access = Access(instruction, operation.space, DTYPES[type], len(operands), writes=True)
     base, before = decoder.address(address.base, instruction)
-    unused = isinstance(destination, Discard) or not decoder.is_read(destination)
+    unused = not any(decoder.is_read(d) for d in destinations if not isinstance(d, Discard))
     made = atomics.atomic(
         access,
         kind,
         (base, address.offset),
-        decoder.source(operand, type, instruction),
+        [decoder.source(o, type, instruction) for o in operands],
         None if swap is None else decoder.source(swap, type, instruction),
-        None if unused else decoder.slots.destination(destination, type, instruction.line),
+        [] if unused else [decoder.slots.destination(d, type, instruction.line) for d in destinations],
         decoder.linker.lock,
     )
     return [*before, made]
@@ -225,14 +224,27 @@ def _isspacep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     operation = instruction.operation
     destination, source = instruction.operands
     window = WINDOWS.get(operation.space)
-    if operation.space == "const" or "shared::cluster" in operation.text:
-        raise unsupported(operation.text, instruction.line)
     windows = np.array([w >> WINDOW_BITS for w in WINDOWS.values()], np.uint64)
+    is_const = operation.space == "const"
+    constants = [
+        (decoder.slots.address(Symbol(v.name, "const"), instruction.line), v.size)
+        for v in decoder.linker.module.variables.values()
+        if v.space == "const" and not v.external
+    ]
+
+    def in_constants(address: Array) -> Array:
+        """Constants lie among the global variables here."""
+        found = np.zeros(1, np.bool_)
+        for start, size in constants:
+            found = found | (address - np.uint64(start) < np.uint64(size))
+        return found
 
     def test(address: Array) -> Array:
         high = address >> np.uint64(WINDOW_BITS)
+        if is_const:
+            return in_constants(address)
         if window is None:
-            return ~np.isin(high, windows)
+            return ~np.isin(high, windows) & ~in_constants(address)
         return high == np.uint64(window >> WINDOW_BITS)
 
     place = decoder.slots.destination(destination, "pred", instruction.line)
@@ -257,6 +269,24 @@ def _nanosleep(decoder: Decoder, instruction: Instruction) -> list[Operation]:
     return [sleep]
 
 
+def _policy(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    """createpolicy: there are no caches, so one policy is as good as another."""
+    place = decoder.slots.destination(instruction.operands[0], "b64", instruction.line)
+    return [copy(*place, (decoder.slots.constant(0, "b64"), None))]
+
+
+def _mapa(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    """A cluster is one block here: its shared memory is the block's own."""
+    type = instruction.operation.type
+    place = decoder.slots.destination(instruction.operands[0], type, instruction.line)
+    return [copy(*place, decoder.source(instruction.operands[1], type, instruction))]
+
+
+def _rank(decoder: Decoder, instruction: Instruction) -> list[Operation]:
+    place = decoder.slots.destination(instruction.operands[0], "u32", instruction.line)
+    return [copy(*place, (decoder.slots.constant(0, "u32"), None))]
+
+
 HANDLERS: dict[str, Handler] = {
     "mov": _mov,
     "ld": _ld,
@@ -271,6 +301,12 @@ HANDLERS: dict[str, Handler] = {
     "fence": _nothing,
     "prefetch": _nothing,
     "prefetchu": _nothing,
+    "applypriority": _nothing,
+    "discard": _nothing,
+    "createpolicy": _policy,
+    "mapa": _mapa,
+    "getctarank": _rank,
     "pmevent": _nothing,
+    "brkpt": _nothing,
     "nanosleep": _nanosleep,
 }

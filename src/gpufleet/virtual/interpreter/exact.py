@@ -14,6 +14,8 @@ import numpy as np
 
 from gpufleet.virtual.interpreter.values import Array
 
+INVALID = -math.nan
+"""What an invalid operation gives: a NaN with its sign set, as x86 and GPUs do (H200)."""
 _SMALLEST = -1074
 """Exponent of the last bit of a subnormal double."""
 
@@ -48,11 +50,18 @@ def fma(a: float, b: float, c: float, mode: str) -> float:
     return _finish(product + Fraction(c), mode, sign)
 
 
+def sub(a: float, b: float, mode: str) -> float:
+    """Return a - b."""
+    return b if math.isnan(b) and not math.isnan(a) else add(a, -b, mode)
+
+
 def div(a: float, b: float, mode: str) -> float:
     """Return a / b."""
     sign = math.copysign(1, a) * math.copysign(1, b)
-    if math.isnan(a) or math.isnan(b) or (math.isinf(a) and math.isinf(b)) or (a == 0 and b == 0):
-        return math.nan
+    if math.isnan(a) or math.isnan(b):
+        return a if math.isnan(a) else b
+    if (math.isinf(a) and math.isinf(b)) or (a == 0 and b == 0):
+        return INVALID
     if math.isinf(a) or b == 0:
         return math.copysign(math.inf, sign)
     if math.isinf(b):
@@ -62,8 +71,10 @@ def div(a: float, b: float, mode: str) -> float:
 
 def sqrt(a: float, mode: str) -> float:
     """Return the square root of a."""
-    if math.isnan(a) or a < 0:
-        return math.nan
+    if math.isnan(a):
+        return a
+    if a < 0:
+        return INVALID
     if a == 0 or math.isinf(a):
         return a
     # An integer root of 120 bits and more decides every rounding, with a last bit for the remainder.

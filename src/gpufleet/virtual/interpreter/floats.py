@@ -14,7 +14,6 @@ import numpy as np
 from gpufleet.virtual.interpreter import exact, rounding
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.values import UNSIGNED_OF_SIZE, Array
-from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 
 FLOAT_TYPES = frozenset({"f32", "f64"})
@@ -34,7 +33,7 @@ def sub(operation: Operation) -> Compute:
         operation,
         np.subtract,
         lambda a, b, mode: rounding.add_f32(a, -b, mode),
-        lambda a, b, mode: exact.add(a, -b, mode),
+        exact.sub,
     )
 
 
@@ -80,12 +79,12 @@ def maximum(operation: Operation) -> Compute:
 
 
 def absolute(operation: Operation) -> Compute:
-    """Return |a|."""
+    """Return |a|; a NaN of single precision becomes the canonical one, one of double stays (H200)."""
     return _flushed(operation, np.abs)
 
 
 def negative(operation: Operation) -> Compute:
-    """Return -a."""
+    """Return -a; NaNs as `absolute` has them."""
     return _flushed(operation, np.negative)
 
 
@@ -102,7 +101,8 @@ def testp(operation: Operation) -> Compute:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= smallest),
+        # Zero counts as normal (H200).
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= smallest) | (a == 0)),
         "subnormal": lambda a: (np.abs(a) < smallest) & (a != 0),
     }
     return tests[operation.get("property")]
@@ -219,9 +219,11 @@ def _with_canonical_nan(compute: Callable[..., Array]) -> Compute:
 
 
 def _flushed(operation: Operation, compute: Callable[[Array], Array]) -> Compute:
+    if operation.type == "f64":
+        return lambda a: np.where(np.isnan(a), a, compute(a))
     if "ftz" in operation:
-        return lambda a: compute(flush(a))
-    return compute
+        return lambda a: canonical(compute(flush(a)))
+    return lambda a: canonical(compute(a))
 
 
 def smaller(a: Array, b: Array, passes_nan: bool) -> Array:
@@ -244,15 +246,25 @@ def _settle_zeros(result: Array, a: Array, b: Array, of_zeros: Callable[[Array, 
 
 
 def _extremum(operation: Operation, choose: Callable[[Array, Array, bool], Array]) -> Compute:
-    if "xorsign" in operation:
-        raise unsupported(operation.text)
     passes_nan = "NaN" in operation
+    if "xorsign" in operation:
+        choose = by_magnitude(choose)
 
     def compute(a: Array, b: Array, c: Array | None = None) -> Array:
         result = choose(a, b, passes_nan)
         return result if c is None else choose(result, c, passes_nan)
 
     return compute if operation.type == "f64" else _dressed(operation, compute)
+
+
+def by_magnitude(choose: Callable[[Array, Array, bool], Array]) -> Callable[[Array, Array, bool], Array]:
+    """Compare |a| and |b|, and give the result the sign of a * b (.xorsign.abs)."""
+
+    def compute(a: Array, b: Array, passes_nan: bool) -> Array:
+        chosen = choose(np.abs(a), np.abs(b), passes_nan)
+        return np.where(np.signbit(a) ^ np.signbit(b), -chosen, chosen)
+
+    return compute
 
 
 def _through_double(function: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -13,14 +13,16 @@ import numpy as np
 from gpufleet.virtual.interpreter import floats, rounding
 from gpufleet.virtual.interpreter.binding import Compute
 from gpufleet.virtual.interpreter.values import Array
-from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.operations import Operation
 
 HALF_TYPES = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
 
 CANONICAL_NAN = np.uint16(0x7FFF)
+OUT_OF_BOUNDS = np.uint16(0xFFFF)
+"""The NaN that tensor copies put where a tensor has ended; `.oob` makes it a zero."""
 _SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
 _SMALLEST_NORMAL = {"f16": np.uint16(0x0400), "bf16": np.uint16(0x0080)}
+_INFINITY = {"f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 _ONE = {"f16": np.uint16(0x3C00), "bf16": np.uint16(0x3F80)}
 
 _Exact = Callable[..., tuple[Array, Array]]
@@ -123,6 +125,11 @@ def comparison(operation: Operation, type: str, test: Callable[[Array, Array], A
     return compare
 
 
+def is_negative(bits: Array, base: str) -> Array:
+    """Say where numbers have a minus sign, also -0; NaNs are none."""
+    return ((bits & _SIGN) != 0) & ((bits & _MAGNITUDE) <= _INFINITY[base])
+
+
 def one(type: str) -> int:
     """Return the bits of 1.0, in both places of a pair."""
     base, _ = _format(type)
@@ -158,6 +165,7 @@ def _arithmetic(operation: Operation, exact: _Exact) -> Compute:
     base, columns = _format(operation.type)
     flush = _flusher(operation, base)
     sat, relu = "sat" in operation, "relu" in operation
+    oob = "oob" in operation
 
     def compute(*sources: Array) -> Array:
         numbers = [widen(flush(columns(source)), base).astype(np.float64) for source in sources]
@@ -166,7 +174,10 @@ def _arithmetic(operation: Operation, exact: _Exact) -> Compute:
             value = widen(bits, base)
             bits = np.where(value > 0, np.where(value < 1, bits, _ONE[base]), np.uint16(0))
         if relu:
-            bits = np.where(widen(bits, base) < 0, np.uint16(0), bits)
+            bits = np.where(is_negative(bits, base), np.uint16(0), bits)
+        if oob:
+            outside = (columns(sources[0]) == OUT_OF_BOUNDS) | (columns(sources[1]) == OUT_OF_BOUNDS)
+            bits = np.where(outside, np.uint16(0), bits)
         return _packed(bits)
 
     return compute
@@ -175,12 +186,18 @@ def _arithmetic(operation: Operation, exact: _Exact) -> Compute:
 def _on_bits(operation: Operation, change: Callable[[Array], Array]) -> Compute:
     base, columns = _format(operation.type)
     flush = _flusher(operation, base)
-    return lambda a: _packed(change(flush(columns(a))))
+
+    def compute(a: Array) -> Array:
+        bits = flush(columns(a))
+        nan = (bits & _MAGNITUDE) > _INFINITY[base]
+        return _packed(np.where(nan, CANONICAL_NAN, change(bits)))
+
+    return compute
 
 
 def _extremum(operation: Operation, choose: Callable[[Array, Array, bool], Array]) -> Compute:
     if "xorsign" in operation:
-        raise unsupported(operation.text)
+        choose = floats.by_magnitude(choose)
     base, columns = _format(operation.type)
     flush = _flusher(operation, base)
     passes_nan = "NaN" in operation

@@ -89,25 +89,33 @@ def div(operation: Operation) -> Compute:
 
 
 def rem(operation: Operation) -> Compute:
-    """Return the remainder, with the sign of a; a division by zero gives a."""
+    """Return the remainder, with the sign of a; a division by zero gives all ones (H200)."""
     if operation.type not in SIGNED:
         return _remainder_unsigned
 
     def remainder(a: Array, b: Array) -> Array:
         rest = _remainder_unsigned(_magnitude(a), _magnitude(b)).view(a.dtype)
-        return np.where(a < 0, -rest, rest)
+        return np.where((a < 0) & (b != 0), -rest, rest)
 
     return remainder
 
 
 def minimum(operation: Operation) -> Compute:
     """Return the smaller of a and b."""
-    return np.minimum
+    return _or_zero(operation, np.minimum)
 
 
 def maximum(operation: Operation) -> Compute:
     """Return the larger of a and b."""
-    return np.maximum
+    return _or_zero(operation, np.maximum)
+
+
+def _or_zero(operation: Operation, choose: Compute) -> Compute:
+    """Add `.relu`: negative results become 0."""
+    if "relu" not in operation:
+        return choose
+    zero = DTYPES[operation.type].type(0)
+    return lambda a, b: np.maximum(choose(a, b), zero)
 
 
 def absolute(operation: Operation) -> Compute:
@@ -236,7 +244,8 @@ def _divide_unsigned(a: Array, b: Array) -> Array:
 def _remainder_unsigned(a: Array, b: Array) -> Array:
     if b.all():
         return a % b
-    return np.where(b == 0, a, a % np.where(b == 0, b.dtype.type(1), b))
+    ones = a.dtype.type(np.iinfo(a.dtype).max)
+    return np.where(b == 0, ones, a % np.where(b == 0, b.dtype.type(1), b))
 
 
 def _wide(type: str) -> Compute:

@@ -35,14 +35,17 @@ _MASK = (1 << 64) - 1
 class Place:
     """Elements of a typed view: `view[start + k]` for k in `indices`, or those from `start` on."""
 
-    __slots__ = ("contiguous", "indices", "start", "view")
+    __slots__ = ("contiguous", "in_global", "indices", "start", "view")
 
-    def __init__(self, view: Array, start: int, indices: Array | None, contiguous: int = 0) -> None:
+    def __init__(
+        self, view: Array, start: int, indices: Array | None, contiguous: int = 0, in_global: bool = False
+    ) -> None:
         self.view = view
         self.start = start
         self.indices = indices
         """None: 0, 1, 2, ... up to `contiguous`, or if that is 0, the same element for all lanes."""
         self.contiguous = contiguous
+        self.in_global = in_global
 
     def load(self, element: int = 0) -> Array:
         """Read element number `element` of each lane's vector."""
@@ -163,8 +166,8 @@ class Access:
         start = (low - memory.base) >> self.shift
         view = memory.view(self.dtype)
         if info.stride == self.dtype.itemsize:
-            return Place(view, start, None, len(info.addresses))
-        return Place(view, start, info.relative(self.shift))
+            return Place(view, start, None, len(info.addresses), in_global=True)
+        return Place(view, start, info.relative(self.shift), in_global=True)
 
     def _one(self, group: Group, address: int) -> Place:
         """All lanes use one address; in shared and local memory that still is one place per block or lane."""
@@ -178,7 +181,7 @@ class Access:
             memory = batch.memory
             if not memory.contains(address, address + self.size):
                 raise self._outside(group, np.array([address], np.uint64), space)
-            return Place(memory.view(self.dtype), (address - memory.base) >> self.shift, None)
+            return Place(memory.view(self.dtype), (address - memory.base) >> self.shift, None, in_global=True)
         if address + self.size > batch.size_of(space):
             raise self._outside(group, np.array([address], np.uint64), space)
         if space == "param":

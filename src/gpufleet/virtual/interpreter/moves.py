@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 def pack(destination: Source, parts: Sequence[Source], part_type: str, type: str) -> Operation:
     """Put several values side by side, the first in the low bits."""
+    if type == "b128":
+        return _pack_rows(destination, parts)
     slot, write = destination
     dtype = DTYPES[type]
     step = dtype.type(8 * DTYPES[part_type].itemsize)
@@ -35,6 +37,19 @@ def pack(destination: Source, parts: Sequence[Source], part_type: str, type: str
     return run
 
 
+def _pack_rows(destination: Source, parts: Sequence[Source]) -> Operation:
+    """The same for 128 bits, with which NumPy does not shift."""
+    slot, write = destination
+
+    def run(group: Group) -> None:
+        registers = group.registers
+        values = [registers[source] if cast is None else cast(registers[source]) for source, cast in parts]
+        whole = np.stack(np.broadcast_arrays(*values), axis=1).view(np.complex128).reshape(-1)
+        registers[slot] = whole if write is None else write(whole)
+
+    return run
+
+
 def unpack(destinations: Sequence[Source], source: Source, part_type: str) -> Operation:
     """Take a value apart, the low bits first."""
     slot, cast = source
@@ -44,6 +59,12 @@ def unpack(destinations: Sequence[Source], source: Source, part_type: str) -> Op
     def run(group: Group) -> None:
         registers = group.registers
         value = registers[slot] if cast is None else cast(registers[slot])
+        if value.dtype.itemsize > 8:
+            parts = value.view(part_dtype).reshape(value.size, -1)
+            for number, (destination, write) in enumerate(destinations):
+                part = np.ascontiguousarray(parts[:, number])
+                registers[destination] = part if write is None else write(part)
+            return
         for number, (destination, write) in enumerate(destinations):
             part = (value >> value.dtype.type(number * bits)).astype(part_dtype)
             registers[destination] = part if write is None else write(part)

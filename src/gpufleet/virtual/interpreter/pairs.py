@@ -27,7 +27,7 @@ def packed(operation: Operation) -> Compute:
     """Return an operation on the low and the high numbers of packed operands."""
     part = PACKED[operation.type]
     maker = _MAKERS[part].get(operation.name)
-    if maker is None or "relu" in operation or "sat" in operation:
+    if maker is None or "sat" in operation:
         raise unsupported(operation.text)
     compute = maker(replace(operation, types=(part,)))
     dtype, whole = DTYPES[part], DTYPES[operation.type]

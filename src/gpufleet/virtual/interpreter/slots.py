@@ -138,7 +138,8 @@ def _storage(body: Body) -> list[np.dtype[Any]]:
             continue
         size = SIZES[register.type]
         if size > 8:
-            raise unsupported(f"register {register.name} of type .{register.type}")
+            chosen.append(DTYPES["b128"])
+            continue
         is_float = size in (4, 8) and (register.type in ("f32", "f64") or votes[register.index] > 0)
         chosen.append(DTYPES[f"f{8 * size}"] if is_float else UNSIGNED_OF_SIZE[size])
     return chosen

@@ -26,8 +26,14 @@ DTYPES: dict[str, np.dtype[Any]] = {
     name: SIGNED_OF_SIZE[size] if name in ("s8", "s16", "s32", "s64") else UNSIGNED_OF_SIZE[size]
     for name, size in SIZES.items()
     if size <= 8
-} | {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "pred": np.dtype(np.bool_)}
-"""The array type of each PTX type. Packed types and 16-bit floats are held as their bits."""
+} | {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "pred": np.dtype(np.bool_),
+    "b128": np.dtype(np.complex128),
+}
+"""The array type of each PTX type. Packed types and 16-bit floats are held as their bits, 128 bits as the
+only type of NumPy's that has so many; nothing computes with them."""
 
 LARGE = 2048
 """Slots from which it pays to avoid NumPy's branching selection, and to leave idle lanes behind."""
@@ -38,6 +44,8 @@ def constant(bits: int, type: str) -> Array:
     dtype = DTYPES[type]
     if type == "pred":
         return np.array([bits != 0])
+    if type == "b128":
+        return np.array([bits & (1 << 64) - 1, bits >> 64], np.uint64).view(dtype)
     mask = (1 << 8 * dtype.itemsize) - 1
     return np.array([bits & mask], UNSIGNED_OF_SIZE[dtype.itemsize]).view(dtype)
 
@@ -82,7 +90,7 @@ def select(mask: Array, chosen: Array, other: Array) -> Array:
         return chosen if mask[0] else other
     if chosen.ndim > 1 or other.ndim > 1:
         return np.where(mask[:, None], chosen, other)
-    if mask.size < LARGE:
+    if mask.size < LARGE or chosen.dtype.itemsize > 8:
         return np.where(mask, chosen, other)
     word = UNSIGNED_OF_SIZE[chosen.dtype.itemsize]
     bits = mask.view(np.uint8).astype(word)

@@ -162,8 +162,12 @@ def tanh(c: Code, n: int, x: str) -> str:
 
 
 def high_word(c: Code, n: int, x: str) -> str:
-    """A double without its low 32 bits, which rcp.approx and rsqrt.approx do not read or write."""
+    """A double without its low 32 bits, no subnormal: all that rcp.approx and rsqrt.approx read and write."""
     d, i = vector("double", n), vector("i64", n)
     bits = c.let(f"bitcast {d} {x} to {i}")
     kept = c.let(f"and {i} {bits}, {constant('i64', -1 << 32, n)}")
+    magnitude = c.let(f"and {i} {bits}, {constant('i64', (1 << 63) - 1, n)}")
+    tiny = c.let(f"icmp ult {i} {magnitude}, {constant('i64', 1 << 52, n)}")
+    sign = c.let(f"and {i} {bits}, {constant('i64', 1 << 63, n)}")
+    kept = c.let(f"select {vector('i1', n)} {tiny}, {i} {sign}, {i} {kept}")
     return c.let(f"bitcast {i} {kept} to {d}")

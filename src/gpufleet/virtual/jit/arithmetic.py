@@ -120,12 +120,13 @@ def _divide(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
 
 
 def _remainder(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
-    """Remainder; the dividend where the divisor is 0."""
+    """Remainder; all ones where the divisor is 0 (H200)."""
     t = _type(op, n)
     quotient, zero = _division(c, op, n, a)
     back = c.let(f"mul {t} {quotient}, {a[1]}")
     rest = c.let(f"sub {t} {a[0]}, {back}")
-    return c.let(f"select {vector('i1', n)} {zero}, {t} {a[0]}, {t} {rest}")
+    ones = constant(scalar_type(op.type), -1, n)
+    return c.let(f"select {vector('i1', n)} {zero}, {t} {ones}, {t} {rest}")
 
 
 def _division(c: Code, op: Operation, n: int, a: Sequence[str]) -> tuple[str, str]:
@@ -274,6 +275,41 @@ def _bfind(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     return c.let(f"sub {i32} {constant('i32', size - 1, n)}, {zeros}")
 
 
+def _fns(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
+    """The position of the c-th 1 bit of a from bit b on, downwards for a negative c; -1 for none."""
+    t, i1 = vector("i32", n), vector("i1", n)
+
+    def const(value: int) -> str:
+        return constant("i32", value, n)
+
+    mask, base, count = a
+    down = c.let(f"icmp slt {t} {count}, {const(0)}")
+    turned = c.intrinsic("bitreverse", t, (t, mask))
+    start = c.let(f"and {t} {base}, {const(31)}")
+    bits = c.let(f"select {i1} {down}, {t} {turned}, {t} {mask}")
+    first = c.let(f"select {i1} {down}, {t} {c.let(f'xor {t} {start}, {const(31)}')}, {t} {start}")
+    bits = c.let(f"and {t} {bits}, {c.let(f'shl {t} {const(-1)}, {first}')}")
+    wanted = c.intrinsic("abs", t, (t, count), ("i1", "false"))
+    for number in range(1, 32):
+        fewer = c.let(f"and {t} {bits}, {c.let(f'sub {t} {bits}, {const(1)}')}")
+        more = c.let(f"icmp ugt {t} {wanted}, {const(number)}")
+        bits = c.let(f"select {i1} {more}, {t} {fewer}, {t} {bits}")
+    place = c.intrinsic("cttz", t, (t, bits), ("i1", "false"))
+    place = c.let(f"select {i1} {down}, {t} {c.let(f'sub {t} {const(31)}, {place}')}, {t} {place}")
+    found = c.let(f"icmp ne {t} {bits}, {const(0)}")
+    found = c.let(f"and {i1} {found}, {c.let(f'icmp ule {t} {wanted}, {const(32)}')}")
+    bit = c.let(f"shl {t} {const(1)}, {start}")
+    here = c.let(f"icmp ne {t} {c.let(f'and {t} {mask}, {bit}')}, {const(0)}")
+    none = c.let(f"icmp eq {t} {count}, {const(0)}")
+    place = c.let(f"select {i1} {none}, {t} {start}, {t} {place}")
+    found = c.let(f"select {i1} {none}, {i1} {here}, {i1} {found}")
+    found = c.let(f"and {i1} {found}, {c.let(f'icmp ult {t} {base}, {const(32)}')}")
+    place = c.let(f"select {i1} {found}, {t} {place}, {t} {const(-1)}")
+    # What an H200 answers, whatever the other operands are.
+    most = c.let(f"icmp eq {t} {count}, {const(1 << 31)}")
+    return c.let(f"select {i1} {most}, {t} {const(0)}, {t} {place}")
+
+
 def _brev(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     t = _type(op, n)
     return c.intrinsic("bitreverse", t, (t, a[0]))
@@ -319,7 +355,11 @@ def _bfi(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
 
 
 def _byte(c: Code, value: str, element: str, n: int) -> str:
-    """The low eight bits of a u32, as the instruction's type."""
+    """A position or length as the instruction's type: of 32 bits the low byte counts, of 64 all (H200)."""
+    if element == "i64":
+        t = vector("i32", n)
+        least = c.intrinsic("umin", t, (t, value), (t, constant("i32", 255, n)))
+        return c.resize(least, "i32", element, n, signed=False)
     low = c.let(f"and {vector('i32', n)} {value}, {constant('i32', 255, n)}")
     return c.resize(low, "i32", element, n, signed=False)
 
@@ -505,7 +545,11 @@ def _slct(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     t = _type(op, n)
     if is_float(op.types[1]):
         float_type = vector("float", n)
-        at_least = c.let(f"fcmp oge {float_type} {a[2]}, {float_constant('float', 0.0, n)}")
+        # A subnormal counts as zero of its sign with .ftz, and both zeros are at least 0.
+        limit = float_constant("float", 0.0, n)
+        if "ftz" in op:
+            limit = constant("float", 0x807FFFFF, n)
+        at_least = c.let(f"fcmp oge {float_type} {a[2]}, {limit}")
     else:
         at_least = c.let(f"icmp sge {vector('i32', n)} {a[2]}, {constant('i32', 0, n)}")
     return c.let(f"select {vector('i1', n)} {at_least}, {t} {a[0]}, {t} {a[1]}")
@@ -548,6 +592,7 @@ INTEGER: dict[str, Emitter] = {
     "popc": _count("ctpop"),
     "clz": _count("ctlz"),
     "bfind": _bfind,
+    "fns": _fns,
     "brev": _brev,
     "bfe": _bfe,
     "bfi": _bfi,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.jit.abi import BARRIERS, FAULT_MIXED_BARRIERS
-from gpufleet.virtual.jit.nodes import Graph, is_barrier
+from gpufleet.virtual.jit.nodes import Graph, is_barrier, is_wait
 from gpufleet.virtual.jit.runtime_ir import (
     BARRIER_BYTES,
     FRAME_BARRIER,
@@ -52,6 +52,10 @@ class Frame:
 def is_plain(instruction: Instruction) -> bool:
     """Whether a barrier is `bar.sync 0` for the whole block."""
     operation = instruction.operation
+    if is_wait(instruction):
+        return False
+    if "cluster" in operation:
+        return instruction.guard is None
     if "red" in operation or "arrive" in operation or instruction.guard is not None:
         return False
     first = instruction.operands[0]
@@ -63,7 +67,7 @@ def all_plain(graph: Graph) -> bool:
     return all(
         is_plain(i)
         for i in graph.body.instructions
-        if i.opcode in ("bar", "barrier") and "warp" not in i.operation
+        if is_wait(i) or (i.opcode in ("bar", "barrier") and "warp" not in i.operation)
     )
 
 
@@ -124,7 +128,7 @@ def suspend_converged(low: Converged, instruction: Instruction, following: int) 
     c = low.code
     _move_registers(low, low.unit.graph.live_in[following], save=True)
     _set(low, FRAME_STATE, str(following + FIRST_RESUME))
-    if not low.unit.plain_barriers:
+    if not low.unit.plain_barriers and not is_wait(instruction):
         identity = _identity(low, instruction)
         _accumulate(low, instruction, identity, None)
         _arrive(low, instruction, identity)
@@ -240,7 +244,10 @@ def _first_lane(low: Lowering, operand: Operand) -> str:
 
 
 def _identity(low: Lowering, instruction: Instruction) -> str:
-    value = _first_lane(low, _operands(instruction)["a"])
+    number = _operands(instruction).get("a")
+    if number is None:
+        return "0"  # a cluster is one block here, and its barrier the block's
+    value = _first_lane(low, number)
     return low.code.let(f"and i32 {value}, {BARRIERS - 1}")
 
 

@@ -1,4 +1,4 @@
-"""The other end of what kernels ask of Python while they run: printf, failed assertions, more code.
+"""The other end of what kernels ask of Python while they run: printf, assertions, malloc, more code.
 
 Compiled code calls these through addresses; ctypes takes the GIL for the time of the call. The
 fault guard is not in the way: nothing here touches memory that it has not checked.
@@ -18,6 +18,8 @@ import numpy as np
 from gpufleet.virtual.engine import Launch
 from gpufleet.virtual.jit.abi import FAULT_ASSERT, Job, Worker
 from gpufleet.virtual.jit.printing import format_text
+from gpufleet.virtual.kernel_heap import KernelHeap
+from gpufleet.virtual.ptx.parser import HEAP_BYTES
 
 _launches: dict[int, Launch] = {}
 _makers: dict[int, Callable[[], int]] = {}
@@ -47,24 +49,31 @@ def assertion_message(job: Job) -> str:
 
 
 @cache
-def _callbacks() -> tuple[c._CFuncPtr, c._CFuncPtr, c._CFuncPtr]:  # type: ignore[name-defined]
+def _callbacks() -> dict[str, c._CFuncPtr]:  # type: ignore[name-defined]
     word = c.c_uint64
     pointer = c.c_void_p
-    return (
-        c.CFUNCTYPE(c.c_int, pointer, pointer, word, word)(_print),
-        c.CFUNCTYPE(None, pointer, pointer, c.c_int, c.c_int, word, word, word, word)(_assertion),
-        c.CFUNCTYPE(pointer, pointer)(_compile),
-    )
+    return {
+        "gf_print": c.CFUNCTYPE(c.c_int, pointer, pointer, word, word)(_print),
+        "gf_assert": c.CFUNCTYPE(None, pointer, pointer, c.c_int, c.c_int, word, word, word, word)(
+            _assertion
+        ),
+        "gf_compile": c.CFUNCTYPE(pointer, pointer)(_compile),
+        "gf_malloc": c.CFUNCTYPE(word, word, word)(_allocate),
+        "gf_free": c.CFUNCTYPE(None, word, word)(_release),
+    }
 
 
 def imports() -> dict[str, int]:
     """Addresses of the functions, by the names that compiled code knows."""
-    show, fail, make = _callbacks()
-    return {
-        "gf_print": c.cast(show, c.c_void_p).value or 0,
-        "gf_assert": c.cast(fail, c.c_void_p).value or 0,
-        "gf_compile": c.cast(make, c.c_void_p).value or 0,
-    }
+    return {name: c.cast(callback, c.c_void_p).value or 0 for name, callback in _callbacks().items()}
+
+
+def _allocate(heap: int, size: int) -> int:
+    return KernelHeap(heap, HEAP_BYTES).allocate(size)
+
+
+def _release(heap: int, address: int) -> None:
+    KernelHeap(heap, HEAP_BYTES).release(address)
 
 
 def _print(worker: int, job: int, template: int, arguments: int) -> int:

@@ -9,7 +9,7 @@ from gpufleet.virtual.ptx.syntax import CallTarget, Function, Instruction, Modul
 def functions_with_barriers(module: Module, functions: list[Function]) -> set[str]:
     """Names of the functions that wait at a barrier, or call one that does."""
     found = {f.name for f in functions if f.build is not None and any(map(is_barrier, f.body.instructions))}
-    return _with_callers(module, functions, found, through_pointers=False)
+    return _with_callers(module, functions, found, any_pointer=False)
 
 
 def functions_that_end_threads(module: Module, functions: list[Function]) -> set[str]:
@@ -19,7 +19,7 @@ def functions_that_end_threads(module: Module, functions: list[Function]) -> set
         for f in functions
         if f.build is not None and any(i.opcode == "exit" for i in f.body.instructions)
     }
-    return _with_callers(module, functions, found, through_pointers=True)
+    return _with_callers(module, functions, found, any_pointer=True)
 
 
 def direct_target(module: Module, instruction: Instruction) -> Function | None:
@@ -32,10 +32,28 @@ def direct_target(module: Module, instruction: Instruction) -> Function | None:
     return None
 
 
-def _with_callers(
-    module: Module, functions: list[Function], found: set[str], through_pointers: bool
-) -> set[str]:
-    """The functions `found`, and all that call one of them; a call through a pointer may mean any."""
+def fits(call: CallTarget, function: Function) -> bool:
+    """Say whether a call through a pointer may mean a function, by what it takes and returns."""
+    if call.candidates and function.name not in call.candidates:
+        return False
+    if call.prototype is None:
+        return (len(function.parameters), len(function.results)) == (len(call.arguments), len(call.results))
+    wanted = [[p.size for p in side] for side in (call.prototype.parameters, call.prototype.results)]
+    return wanted == [[p.size for p in side] for side in (function.parameters, function.results)]
+
+
+def indirect_targets(instruction: Instruction, functions: list[Function]) -> list[Function]:
+    """Return which of some functions an instruction may call through a pointer."""
+    if instruction.opcode != "call":
+        return []
+    call = instruction.operands[0]
+    if not isinstance(call, CallTarget) or not isinstance(call.target, Register):
+        return []
+    return [f for f in functions if f.build is not None and fits(call, f)]
+
+
+def _with_callers(module: Module, functions: list[Function], found: set[str], any_pointer: bool) -> set[str]:
+    """The functions `found`, and all that call one of them; through a pointer, any or one that fits."""
     found = set(found)
     changed = bool(found)
     while changed:
@@ -45,8 +63,10 @@ def _with_callers(
                 continue
             for instruction in function.body.instructions:
                 target = direct_target(module, instruction)
-                if (target is not None and target.name in found) or (
-                    through_pointers and _is_indirect(instruction)
+                if (
+                    (target is not None and target.name in found)
+                    or (any_pointer and _is_indirect(instruction))
+                    or any(f.name in found for f in indirect_targets(instruction, functions))
                 ):
                     found.add(function.name)
                     changed = True

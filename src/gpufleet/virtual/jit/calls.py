@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpufleet.virtual.jit.abi import FAULT_ASSERT, FAULT_STACK, FAULT_WILD_CALL
+from gpufleet.virtual.jit.callers import fits
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant, number, vector, width
+from gpufleet.virtual.ptx.parser import HEAP
 from gpufleet.virtual.ptx.scalars import SIZES, is_signed
 from gpufleet.virtual.ptx.syntax import (
     Address,
@@ -272,10 +274,10 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
     ended = c.slot(low.masks.type)
     c.do(f"store {low.masks.type} {low.masks.none}, ptr {ended}")
     for function in unit.program.functions:
-        if function.build is None or not _matches(call, function):
+        if function.build is None or not fits(call, function):
             continue
         if function.name in unit.program.with_barriers:
-            raise unit.refuse(instruction, f"(of {function.name!r}, which has a barrier)")
+            continue  # copied into the kernel, which asks for it first (inlining.py)
         code = unit.program.module.code_addresses[function.name]
         meant = low.masks.make(c, c.let(f"icmp eq {t} {address}, {constant('i64', code, n)}"))
         waiting = c.let(f"load {low.masks.type}, ptr {left}")
@@ -300,15 +302,6 @@ def _indirect(low: Lowering, instruction: Instruction, call: CallTarget) -> None
     c.label(good)
     if unit.program.ending:
         low.end_threads(c.let(f"load {low.masks.type}, ptr {ended}"))
-
-
-def _matches(call: CallTarget, function: Function) -> bool:
-    if call.candidates and function.name not in call.candidates:
-        return False
-    if call.prototype is None:
-        return (len(function.parameters), len(function.results)) == (len(call.arguments), len(call.results))
-    wanted = [[p.size for p in side] for side in (call.prototype.parameters, call.prototype.results)]
-    return wanted == [[p.size for p in side] for side in (function.parameters, function.results)]
 
 
 def _fault(low: Lowering, instruction: Instruction, kind: int, address: str, lane: str) -> None:
@@ -407,9 +400,45 @@ def _assertion(low: Lowering, instruction: Instruction, call: CallTarget) -> Non
     c.label(c.name("never"))
 
 
+def _malloc(low: Lowering, instruction: Instruction, call: CallTarget) -> None:
+    """malloc(size): the module's heap is looked after by Python (kernel_heap.py)."""
+    from gpufleet.virtual.jit.lanes import each_lane
+
+    c = low.code
+    heap = low.unit.symbol_address(HEAP)
+
+    def one(scalars: Sequence[str]) -> Sequence[str]:
+        return [c.function("gf_malloc", "i64", ("i64", heap), ("i64", scalars[0]))]
+
+    found = each_lane(low, [("i64", _words_per_lane(low, call)[0])], ["i64"], one)
+    result = call.results[0] if call.results else None
+    if isinstance(result, Symbol):
+        block = block_of(low, result)
+        assert block is not None
+        _write_words(low, block, 0, 8, found[0])
+    elif isinstance(result, Register):
+        low.write(result, found[0], "i64", low.lanes)
+
+
+def _free(low: Lowering, instruction: Instruction, call: CallTarget) -> None:
+    """free(pointer); a pointer that malloc did not return is ignored, the interpreter reports it."""
+    from gpufleet.virtual.jit.lanes import each_lane
+
+    c = low.code
+    heap = low.unit.symbol_address(HEAP)
+
+    def one(scalars: Sequence[str]) -> Sequence[str]:
+        c.function("gf_free", "void", ("i64", heap), ("i64", scalars[0]))
+        return []
+
+    each_lane(low, [("i64", _words_per_lane(low, call)[0])], [], one)
+
+
 BUILTINS: dict[str, Callable[[Lowering, Instruction, CallTarget], None]] = {
     "vprintf": _print,
     "__assertfail": _assertion,
+    "malloc": _malloc,
+    "free": _free,
 }
 """Functions that the CUDA runtime provides, by name."""
 

@@ -14,7 +14,7 @@ from gpufleet.virtual.jit.arithmetic import comparison
 from gpufleet.virtual.jit.diverged import check_stop, fault, forgetting
 from gpufleet.virtual.jit.handover import Handover, Place
 from gpufleet.virtual.jit.lowering import Lowering
-from gpufleet.virtual.jit.nodes import Node, is_barrier
+from gpufleet.virtual.jit.nodes import Node, is_barrier, is_wait
 from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant
@@ -239,6 +239,8 @@ class Converged(Lowering):
                 c.branch(condition, wait, self.label(node.next or 0))
                 c.label(wait)
             assert node.next is not None
+            if is_wait(instruction):
+                self._pass_if_complete(instruction, node.next)
             barriers.suspend_converged(self, instruction, node.next)
             return
         if condition is not None:
@@ -258,6 +260,16 @@ class Converged(Lowering):
             fault(self, FAULT_TRAP, self.unit.site(instruction), "0")
         else:
             c.jump(self.done)
+
+    def _pass_if_complete(self, instruction: Instruction, following: int) -> None:
+        """Ask, and go on where every lane hears yes; the code behind this lets other warps run."""
+        c = self.code
+        self.lower(instruction)
+        answer = self.fetch(instruction.operands[0], "pred", self.lanes)
+        missing = self.masks.without(c, self.masks.full, self.masks.make(c, answer))
+        ask = c.name("incomplete")
+        c.branch(self.masks.any(c, missing), ask, self.label(following))
+        c.label(ask)
 
     # ---------------------------------------------------------------------------- short branches
 

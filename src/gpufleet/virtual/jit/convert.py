@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpufleet.virtual.jit.floating import directed, flush, narrow, saturate, step, widen
+from gpufleet.virtual.jit.small_floats import special
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import Code, constant, float_constant, vector
 from gpufleet.virtual.ptx.operations import Operation
@@ -15,6 +16,9 @@ _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 def convert(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     """Convert a value of the second type to the first."""
+    emit = special(op)
+    if emit is not None:
+        return emit(c, op, n, a)
     if op.type.endswith("x2"):
         return _pack_two(c, op, n, a)
     target, source = op.types
@@ -58,6 +62,8 @@ def _integer_to_float(c: Code, op: Operation, n: int, a: str) -> str:
             value = _to_nearest_odd(c, n, a, signed)
         else:
             value = c.let(f"{operation} {s} {a} to {vector('double', n)}")
+        if "sat" in op:
+            value = saturate(c, "double", n, value)
         return _narrow(c, target, n, value, rounding)
     element = scalar_type(target)
     t = vector(element, n)
@@ -90,6 +96,7 @@ def _to_nearest_odd(c: Code, n: int, a: str, signed: bool) -> str:
     some = c.let(f"icmp ne {t} {low}, {constant('i64', 0, n)}")
     sticky = c.let(f"zext {vector('i1', n)} {some} to {t}")
     high = c.let(f"and {t} {a}, {constant('i64', -0x10000, n)}")
+    sticky = c.let(f"shl {t} {sticky}, {constant('i64', 16, n)}")
     reduced = c.let(f"or {t} {high}, {sticky}")
     magnitude = c.intrinsic("abs", t, (t, a), ("i1", "false")) if signed else a
     large = c.let(f"icmp ugt {t} {magnitude}, {constant('i64', 1 << 40, n)}")
@@ -122,7 +129,7 @@ def _float_to_float(c: Code, op: Operation, n: int, a: str) -> str:
     if source in ("f16", "bf16"):
         value, element = widen(c, source, n, a, "float"), "float"
     if "ftz" in op and source == "f32":
-        value = flush(c, n, value)
+        value = canonical(c, n, flush(c, n, value)) if target == "f64" else flush(c, n, value)
     if target in ("f16", "bf16"):
         if "integral" in op:
             value = c.intrinsic(
@@ -133,6 +140,8 @@ def _float_to_float(c: Code, op: Operation, n: int, a: str) -> str:
         if "sat" in op:
             value = saturate(c, "double", n, value)
         result = _narrow(c, target, n, value, op.get("rounding", "rn"))
+        if source == "f64":
+            result = _with_payload(c, target, n, a, result)
         return _relu_half(c, target, n, result) if "relu" in op else result
     wanted = scalar_type(target)
     t = vector(wanted, n)
@@ -146,6 +155,32 @@ def _float_to_float(c: Code, op: Operation, n: int, a: str) -> str:
     if "sat" in op:
         value = saturate(c, wanted, n, value)
     return flush(c, n, value) if "ftz" in op and target == "f32" else value
+
+
+def _with_payload(c: Code, target: str, n: int, value: str, result: str) -> str:
+    """NaNs of double precision keep their sign and the first bits of what they carry (H200)."""
+    d, wide, i, i1 = vector("double", n), vector("i64", n), vector("i16", n), vector("i1", n)
+    mantissa, exponent = (10, 0x7C00) if target == "f16" else (7, 0x7F80)
+    bits = c.let(f"bitcast {d} {value} to {wide}")
+    carried = c.let(f"lshr {wide} {bits}, {constant('i64', 52 - mantissa, n)}")
+    carried = c.let(f"and {wide} {carried}, {constant('i64', (1 << mantissa) - 1, n)}")
+    sign = c.let(f"lshr {wide} {bits}, {constant('i64', 48, n)}")
+    sign = c.let(f"and {wide} {sign}, {constant('i64', 0x8000, n)}")
+    quiet = constant("i64", exponent | 1 << (mantissa - 1), n)
+    nan = c.let(f"or {wide} {c.let(f'or {wide} {carried}, {sign}')}, {quiet}")
+    short = c.let(f"trunc {wide} {nan} to {i}")
+    plain = c.cast("bitcast", vector(scalar_type(target), n), result, i)
+    is_nan = c.let(f"fcmp uno {d} {value}, {value}")
+    chosen = c.let(f"select {i1} {is_nan}, {i} {short}, {i} {plain}")
+    return c.cast("bitcast", i, chosen, vector(scalar_type(target), n))
+
+
+def canonical(c: Code, n: int, value: str) -> str:
+    """The one NaN of a GPU's single precision."""
+    t = vector("float", n)
+    number = c.let(f"fcmp ord {t} {value}, {value}")
+    quiet = constant("float", 0x7FFFFFFF, n)
+    return c.let(f"select {vector('i1', n)} {number}, {t} {value}, {t} {quiet}")
 
 
 def _narrow_double(c: Code, n: int, a: str, rounding: str) -> str:

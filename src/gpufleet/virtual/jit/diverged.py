@@ -14,7 +14,7 @@ from __future__ import annotations
 from gpufleet.virtual.jit import barriers
 from gpufleet.virtual.jit.abi import FAULT_CANCELLED, FAULT_TRAP, FAULT_WILD_BRANCH, Job, offset
 from gpufleet.virtual.jit.lowering import Lowering
-from gpufleet.virtual.jit.nodes import Node, is_barrier
+from gpufleet.virtual.jit.nodes import Node, is_barrier, is_wait
 from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.text import constant, vector
 from gpufleet.virtual.jit.unit import Unit
@@ -284,11 +284,36 @@ class Diverged(Lowering):
             chosen = masks.make(c, self._guard_predicate(instruction))
             self.wait_for(node.next, masks.without(c, mask, chosen))
             mask = masks.both(c, mask, chosen)
+        if is_wait(instruction):
+            mask = self._ask(instruction, node.next, mask)
         slot = self.parked[node.next]
         old = c.let(f"load {masks.type}, ptr {slot}")
         c.do(f"store {masks.type} {masks.either(c, old, mask)}, ptr {slot}")
-        barriers.note_arrival(self, instruction, masks.predicate(c, mask))
+        if not is_wait(instruction):
+            barriers.note_arrival(self, instruction, masks.predicate(c, mask))
         self.after(node)
+
+    def _ask(self, instruction: Instruction, following: int, mask: str) -> str:
+        """Lanes that hear yes go on; the others, which are returned, let other warps run first."""
+        c, masks = self.code, self.masks
+        asked, went_on = c.name("ask"), c.name("asked")
+        answers = c.slot(masks.type)
+        c.do(f"store {masks.type} {masks.none}, ptr {answers}")
+        c.branch(masks.any(c, mask), asked, went_on)
+        c.label(asked)
+        if instruction.guard is not None:
+            self.guard = masks.predicate(c, mask)
+        known = dict(self.known)
+        self.lower(instruction)
+        self.guard = None
+        answer = masks.make(c, self.fetch(instruction.operands[0], "pred", self.lanes))
+        c.do(f"store {masks.type} {answer}, ptr {answers}")
+        self.known = forgetting(known, instruction)
+        c.jump(went_on)
+        c.label(went_on)
+        answer = c.let(f"load {masks.type}, ptr {answers}")
+        self.wait_for(following, masks.both(c, mask, answer))
+        return masks.without(c, mask, answer)
 
     def after(self, node: Node) -> None:
         """Go where the lowest waiting lanes are."""
@@ -297,7 +322,8 @@ class Diverged(Lowering):
     def _continue(self, node: Node, targets: tuple[int, ...]) -> None:
         back = sorted({t for t in targets if t <= node.index})
         for target in back:
-            if is_barrier(self.unit.graph.body.instructions[node.stop - 1]):
+            last = self.unit.graph.body.instructions[node.stop - 1]
+            if is_barrier(last) and not is_wait(last):
                 break
             check_stop(self, self.unit.graph.body.instructions[node.stop - 1])
             mask = self.code.let(f"load {self.masks.type}, ptr {self.pending[target]}")

@@ -125,26 +125,45 @@ Compute = Callable[[Code, str, int, Sequence[str]], str]
 
 def _in_double(compute: Compute) -> Emitter:
     """Compute halves in double and round once."""
+    exact = _fma_to_odd if compute is _fma else compute
 
     def emit(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         base = op.type.removesuffix("x2")
         lanes = 2 * n if packed(op) else n
         parts = [unpack(c, op, n, x) for x in a]
         if "ftz" in op:
-            parts = [_flush_half(c, lanes, x) for x in parts]
+            parts = [flush_half(c, lanes, x) for x in parts]
         wide = [widen(c, base, lanes, x) for x in parts]
-        result = compute(c, "double", lanes, wide)
+        result = exact(c, "double", lanes, wide)
         if "sat" in op:
             result = saturate(c, "double", lanes, result)
         if "relu" in op:
             result = _relu(c, "double", lanes, result)
         half = narrow(c, base, lanes, result)
-        return pack(c, op, n, _flush_half(c, lanes, half) if "ftz" in op else half)
+        if "ftz" in op:
+            half = flush_half(c, lanes, half)
+        if "oob" in op:
+            half = _without_out_of_bounds(c, base, lanes, half, parts[:2])
+        return pack(c, op, n, half)
 
     return emit
 
 
-def _flush_half(c: Code, n: int, value: str) -> str:
+OUT_OF_BOUNDS = 0xFFFF
+"""The NaN that tensor copies put where a tensor has ended; `.oob` makes it a zero."""
+
+
+def _without_out_of_bounds(c: Code, base: str, n: int, result: str, factors: Sequence[str]) -> str:
+    t, i, i1 = vector(scalar_type(base), n), vector("i16", n), vector("i1", n)
+    outside = constant("i1", 0, n)
+    for factor in factors:
+        bits = c.cast("bitcast", t, factor, i)
+        here = c.let(f"icmp eq {i} {bits}, {constant('i16', OUT_OF_BOUNDS, n)}")
+        outside = c.let(f"or {i1} {outside}, {here}")
+    return c.let(f"select {i1} {outside}, {t} {constant(scalar_type(base), 0, n)}, {t} {result}")
+
+
+def flush_half(c: Code, n: int, value: str) -> str:
     """Subnormal halves to zero of the same sign."""
     t, i = vector("half", n), vector("i16", n)
     bits = c.let(f"bitcast {t} {value} to {i}")
@@ -156,10 +175,10 @@ def _flush_half(c: Code, n: int, value: str) -> str:
 
 
 def _relu(c: Code, element: str, n: int, value: str) -> str:
-    """Negative to 0; NaN stays NaN."""
-    t = vector(element, n)
-    negative = c.let(f"fcmp olt {t} {value}, {float_constant(element, 0.0, n)}")
-    return c.let(f"select {vector('i1', n)} {negative}, {t} {float_constant(element, 0.0, n)}, {t} {value}")
+    """Negative numbers and -0 to +0; NaN stays NaN."""
+    t, zero = vector(element, n), float_constant(element, 0.0, n)
+    kept = c.let(f"fcmp ugt {t} {value}, {zero}")
+    return c.let(f"select {vector('i1', n)} {kept}, {t} {value}, {t} {zero}")
 
 
 # ------------------------------------------------------------------------------- add, mul, fma, div
@@ -175,6 +194,29 @@ def _plain(operation: str) -> Compute:
 def _fma(c: Code, element: str, n: int, a: Sequence[str]) -> str:
     t = vector(element, n)
     return c.intrinsic("fma", t, (t, a[0]), (t, a[1]), (t, a[2]))
+
+
+def _fma_to_odd(c: Code, element: str, n: int, a: Sequence[str]) -> str:
+    """a * b + c of halves as a double that may be rounded again: the product is exact, and a sum that is
+    not gets an odd last bit (Boldo and Melquiond). bfloat16 has the range for sums that need it."""
+    d, i, i1 = vector("double", n), vector("i64", n), vector("i1", n)
+    product = c.let(f"fmul {d} {a[0]}, {a[1]}")
+    total = c.let(f"fadd {d} {product}, {a[2]}")
+    part = c.let(f"fsub {d} {total}, {product}")
+    lost = c.let(f"fsub {d} {product}, {c.let(f'fsub {d} {total}, {part}')}")
+    error = c.let(f"fadd {d} {lost}, {c.let(f'fsub {d} {a[2]}, {part}')}")
+    zero = float_constant("double", 0.0, n)
+    inexact = c.let(f"fcmp one {d} {error}, {zero}")
+    bits = c.let(f"bitcast {d} {total} to {i}")
+    one = constant("i64", 1, n)
+    even = c.let(f"icmp eq {i} {c.let(f'and {i} {bits}, {one}')}, {constant('i64', 0, n)}")
+    outward = c.let(
+        f"icmp eq {i1} {c.let(f'fcmp ogt {d} {error}, {zero}')}, {c.let(f'fcmp ogt {d} {total}, {zero}')}"
+    )
+    up, down = c.let(f"add {i} {bits}, {one}"), c.let(f"sub {i} {bits}, {one}")
+    odd = c.let(f"select {i1} {outward}, {i} {up}, {i} {down}")
+    step = c.let(f"and {i1} {inexact}, {even}")
+    return c.let(f"bitcast {i} {c.let(f'select {i1} {step}, {i} {odd}, {i} {bits}')} to {d}")
 
 
 def _sqrt(c: Code, element: str, n: int, a: Sequence[str]) -> str:
@@ -307,23 +349,43 @@ def step(c: Code, element: str, n: int, near: str, error: str, rounding: str) ->
 
 def _abs(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     if op.type.startswith(("f16", "bf16")):
-        return _on_bits(c, op, n, a, lambda i, x: c.let(f"and {i} {x[0]}, {_every(i, 0x7FFF)}"))
+        a = _flushed_halves(c, op, n, a)
+        return _on_bits(c, op, n, a, lambda i, x: _on_numbers(c, op, n, i, x[0], "and", 0x7FFF))
     t = vector(scalar_type(op.type), n)
     value = flush(c, n, a[0]) if "ftz" in op else a[0]
     return c.intrinsic("fabs", t, (t, value))
 
 
+def _flushed_halves(c: Code, op: Operation, n: int, a: Sequence[str]) -> Sequence[str]:
+    """Operands without subnormals, if the instruction says `.ftz`."""
+    if "ftz" not in op:
+        return a
+    lanes = 2 * n if packed(op) else n
+    return [pack(c, op, n, flush_half(c, lanes, unpack(c, op, n, x))) for x in a]
+
+
 def _neg(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
     if op.type.startswith(("f16", "bf16")):
-        return _on_bits(c, op, n, a, lambda i, x: c.let(f"xor {i} {x[0]}, {_every(i, 0x8000)}"))
+        a = _flushed_halves(c, op, n, a)
+        return _on_bits(c, op, n, a, lambda i, x: _on_numbers(c, op, n, i, x[0], "xor", 0x8000))
     value = flush(c, n, a[0]) if "ftz" in op else a[0]
-    return c.let(f"fneg {vector(scalar_type(op.type), n)} {value}")
+    t = vector(scalar_type(op.type), n)
+    negative = c.let(f"fneg {t} {value}")
+    if op.type != "f64":
+        return negative
+    number = c.let(f"fcmp ord {t} {value}, {value}")  # a NaN of double precision stays (H200)
+    return c.let(f"select {vector('i1', n)} {number}, {t} {negative}, {t} {value}")
 
 
-def _every(type: str, bits: int) -> str:
-    if type[0] == "<":
-        return constant("i16", bits, 2)
-    return constant("i16", bits)
+def _on_numbers(c: Code, op: Operation, n: int, type: str, value: str, operation: str, bits: int) -> str:
+    """Change the bits of halves; NaNs become the one that a GPU's arithmetic has."""
+    lanes = 2 * n if packed(op) else n
+    infinity = 0x7C00 if op.type.startswith("f16") else 0x7F80
+    changed = c.let(f"{operation} {type} {value}, {constant('i16', bits, lanes)}")
+    magnitude = c.let(f"and {type} {value}, {constant('i16', 0x7FFF, lanes)}")
+    nan = c.let(f"icmp ugt {type} {magnitude}, {constant('i16', infinity, lanes)}")
+    quiet = constant("i16", 0x7FFF, lanes)
+    return c.let(f"select {vector('i1', lanes)} {nan}, {type} {quiet}, {type} {changed}")
 
 
 def _on_bits(
@@ -374,6 +436,7 @@ def _min_or_max(which: str) -> Emitter:
         if op.type.startswith(("f16", "bf16")):
             base = op.type.removesuffix("x2")
             lanes = 2 * n if packed(op) else n
+            a = _flushed_halves(c, op, n, a)
             wide = [widen(c, base, lanes, unpack(c, op, n, x), "float") for x in a]
             return pack(c, op, n, narrow(c, base, lanes, compute(c, op, "float", lanes, wide), "float"))
         element = scalar_type(op.type)
@@ -390,7 +453,7 @@ _CLASSES = {
     "infinite": 0x204,
     "number": 0x3FC,
     "notanumber": 0x003,
-    "normal": 0x108,
+    "normal": 0x168,
     "subnormal": 0x090,
 }
 """Masks of LLVM's is.fpclass."""
@@ -407,8 +470,21 @@ def _divide(c: Code, op: Operation, n: int, a: Sequence[str]) -> str:
         if "ftz" in op:
             a = [flush(c, n, x) for x in a]
         result = _plain("fdiv")(c, "float", n, a)
+        if "approx" in op:
+            result = _divided_by_much(c, n, a, result)
         return flush(c, n, result) if "ftz" in op else result
     return _arithmetic(_plain("fdiv"), "fdiv")(c, op, n, a)
+
+
+def _divided_by_much(c: Code, n: int, a: Sequence[str], quotient: str) -> str:
+    """For 2**126 < |b| < 2**128 the hardware gives 0, or NaN for an infinite a (PTX ISA 9.7.3.8)."""
+    t, i1 = vector("float", n), vector("i1", n)
+    size = c.intrinsic("fabs", t, (t, a[1]))
+    above = c.let(f"fcmp ogt {t} {size}, {float_constant('float', 2.0**126, n)}")
+    finite = c.let(f"fcmp olt {t} {size}, {constant('float', 0x7F800000, n)}")
+    much = c.let(f"and {i1} {above}, {finite}")
+    nothing = c.let(f"fmul {t} {quotient}, {float_constant('float', 0.0, n)}")
+    return c.let(f"select {i1} {much}, {t} {nothing}, {t} {quotient}")
 
 
 def _root_or_reciprocal(compute: Compute, operation: str) -> Emitter:

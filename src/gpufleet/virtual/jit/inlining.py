@@ -2,7 +2,8 @@
 
 A warp that waits at a barrier returns to the scheduler (kernel.py), which no native call stack
 survives. So the kernel must contain the barrier itself. Register numbers, labels and names are made
-unique; `ret` becomes a branch behind the call; the callee's parameters become those of the call.
+unique; `ret` becomes a branch behind the call; the callee's parameters become those of the call. Where a
+call through a pointer may mean such functions, each is asked for by its address, and copied.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpufleet.virtual.jit.callers import direct_target
+from gpufleet.virtual.jit.callers import direct_target, indirect_targets
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.flow import basic_blocks, leaders
+from gpufleet.virtual.ptx.layout import reachable
 from gpufleet.virtual.ptx.operations import operation
 from gpufleet.virtual.ptx.syntax import (
     Address,
     Body,
     CallTarget,
     Function,
+    Immediate,
     Instruction,
     Label,
     Module,
@@ -41,6 +44,8 @@ class _Copy:
     labels: dict[int, list[str]] = field(default_factory=dict)
     owners: dict[str, tuple[str, str]] = field(default_factory=dict)
     copies: int = 0
+    candidates: list[Function] = field(default_factory=list)
+    """The functions that are copied."""
 
 
 def inline(module: Module, kernel: Function, names: set[str]) -> tuple[Body, dict[str, tuple[str, str]]]:
@@ -49,7 +54,7 @@ def inline(module: Module, kernel: Function, names: set[str]) -> tuple[Body, dic
     Returns the new body, and for each variable that came from a function the pair of function and
     variable that `shared_layout` knows it by.
     """
-    copy = _Copy()
+    copy = _Copy(candidates=[f for f in reachable(module, kernel) if f.name in names])
     _append(module, copy, kernel, names, {}, [kernel.name])
     starts = leaders(copy.instructions, copy.labels)
     place = {start: index for index, start in enumerate(starts)}
@@ -92,6 +97,10 @@ def _append(
         if callee is not None and callee.name in names:
             _append_call(module, copy, instruction, callee, names, symbols, first, path)
             continue
+        targets = indirect_targets(instruction, copy.candidates)
+        if targets:
+            _append_choice(module, copy, instruction, targets, names, symbols, first, path)
+            continue
         new = _clone(instruction, lambda o: _renamed(o, first, symbols, copy.registers))
         if number and instruction.opcode == "ret":
             new.operation = operation("bra")
@@ -122,8 +131,11 @@ def _append_call(
     assert isinstance(call, CallTarget)
     if callee.name in path:
         raise unsupported("a recursive function with a barrier", instruction.line)
+    skip = None
     if instruction.guard is not None:
-        raise unsupported("a guarded call of a function with a barrier", instruction.line)
+        skip = _clone(instruction, lambda o: _renamed(o, first, symbols, copy.registers))
+        skip.operation, skip.operands, skip.guard_negated = operation("bra"), (), not skip.guard_negated
+        copy.instructions.append(skip)
     inner: dict[str, Symbol] = {}
     pairs = [
         *zip(call.arguments, callee.parameters, strict=False),
@@ -135,6 +147,50 @@ def _append_call(
         outer = symbols.get(operand.name, operand)
         inner[parameter.name] = Symbol(outer.name, "param", operand.offset)
     _append(module, copy, callee, names, inner, [*path, callee.name])
+    if skip is not None:
+        _land(copy, [skip], "skip")
+
+
+def _append_choice(
+    module: Module,
+    copy: _Copy,
+    instruction: Instruction,
+    targets: list[Function],
+    names: set[str],
+    symbols: dict[str, Symbol],
+    first: int,
+    path: list[str],
+) -> None:
+    """A call through a pointer: `if (pointer == f) f(); else ...`, and the call for all other functions."""
+    call = instruction.operands[0]
+    assert isinstance(call, CallTarget)
+    pointer = _renamed(call.target, first, symbols, copy.registers)
+    done: list[Instruction] = []
+
+    def emit(text: str, *operands: Operand, guard: Register | None = None) -> Instruction:
+        new = Instruction(operation(text), operands, guard, False, instruction.line, instruction.source)
+        copy.instructions.append(new)
+        return new
+
+    for target in targets:
+        differs = Register(f"%differs{len(copy.registers)}", "pred", len(copy.registers))
+        copy.registers.append(differs)
+        emit("setp.ne.u64", differs, pointer, Immediate(module.code_addresses[target.name], "u64"))
+        other = emit("bra", guard=differs)
+        _append_call(module, copy, instruction, target, names, symbols, first, path)
+        done.append(emit("bra"))
+        _land(copy, [other], "other")
+    copy.instructions.append(_clone(instruction, lambda o: _renamed(o, first, symbols, copy.registers)))
+    _land(copy, done, "called")
+
+
+def _land(copy: _Copy, branches: list[Instruction], stem: str) -> None:
+    """Let branches lead to what comes next."""
+    position = len(copy.instructions)
+    label = f"{stem}.{position}"
+    copy.labels.setdefault(position, []).append(label)
+    for branch in branches:
+        branch.operands = (Label(label, -1 - position),)
 
 
 def _clone(instruction: Instruction, rename: Any) -> Instruction:

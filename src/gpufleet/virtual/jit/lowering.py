@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gpufleet.virtual.jit.arithmetic import INTEGER, comparison
 from gpufleet.virtual.jit.convert import convert
-from gpufleet.virtual.jit.floating import FLOATING, flush, widen
+from gpufleet.virtual.jit.floating import FLOATING, flush, flush_half, widen
 from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.specials import special
 from gpufleet.virtual.jit.storage import scalar_type
@@ -122,9 +122,14 @@ class Lowering:
                 value = self.masks.predicate(c, value)
         elif n > 1:
             value = self.spread(value, kept, stride)
-        if kept == "float" and not is_float(element) and register.index in unit.facts.computed:
+        if kept == "float" and not is_float(element) and self._may_be_any_nan(register.index):
             value = self._canonical(value, self.lanes if n > 1 else 1)
         return self.reinterpret(value, kept, element, self.lanes if n > 1 else 1)
+
+    def _may_be_any_nan(self, register: int) -> bool:
+        """Whether what stands in a register may be a NaN that the CPU made."""
+        known = self.unit.facts
+        return register in known.computed and register not in known.mixed
 
     def _canonical(self, value: str, n: int) -> str:
         """A float whose bits are about to be seen: a GPU's arithmetic has one NaN, 0x7fffffff.
@@ -217,6 +222,8 @@ class Lowering:
         assert isinstance(operand, Register)
         c, unit = self.code, self.unit
         kept = unit.storage[operand.index]
+        if element == "float" and operand.index in unit.facts.mixed:
+            value = self._canonical(value, n)
         value = self.reinterpret(value, element, kept, n, signed)
         if self.shapes.strides[operand.index] is not None:
             assert n == 1, f"{self.instruction} gives a vector where a scalar was expected"
@@ -310,34 +317,44 @@ def _set_predicate(low: Lowering, instruction: Instruction) -> None:
 
 def _set_two_predicates(low: Lowering, instruction: Instruction) -> None:
     """setp on pairs of halves: the first result is for the low halves, the second for the high ones."""
-    operation, c, n = instruction.operation, low.code, low.lanes
     destination, *sources = instruction.operands
-    base = operation.type.removesuffix("x2")
-    t, half = vector("i32", n), vector("i16", n)
     targets = [destination.first, destination.second] if isinstance(destination, Pair) else [destination]
-    for place, target in enumerate(targets):
+    for target, held in zip(targets, _compare_pairs(low, instruction, sources), strict=False):
+        low.write(target, held, "i1", low.lanes)
+
+
+def _compare_pairs(low: Lowering, instruction: Instruction, sources: Sequence[Operand]) -> list[str]:
+    """Compare pairs of halves, and combine with a predicate if there is one: low halves, high halves."""
+    operation, c, n = instruction.operation, low.code, low.lanes
+    base = operation.types[-1].removesuffix("x2")
+    t, half = vector("i32", n), vector("i16", n)
+    results = []
+    for place in range(2):
         values = []
         for source in sources[:2]:
             whole = low.fetch(source, "b32", n)
             part = c.let(f"lshr {t} {whole}, {constant('i32', 16, n)}") if place else whole
             bits = c.let(f"trunc {t} {part} to {half}")
             bits = c.cast("bitcast", half, bits, vector(scalar_type(base), n))
+            if "ftz" in operation:
+                bits = flush_half(c, n, bits)
             values.append(widen(c, base, n, bits, "float"))
         held = c.let(f"{comparison(operation, base)} {vector('float', n)} {values[0]}, {values[1]}")
         if "boolean" in operation:
             third = low.fetch(sources[2], "pred", n)
             held = c.let(f"{operation.get('boolean')} {vector('i1', n)} {held}, {third}")
-        low.write(target, held, "i1", n)
+        results.append(held)
+    return results
 
 
 def compare(low: Lowering, instruction: Instruction, ptx: str, a: Operand, b: Operand, n: int) -> str:
     """Compare two operands of a type; the result is i1 lanes."""
     operation, c = instruction.operation, low.code
-    if ptx.endswith("x2"):
-        raise low.unit.refuse(instruction)
     values = [low.fetch(x, ptx, n) for x in (a, b)]
     element = scalar_type(ptx)
     if ptx in ("f16", "bf16"):
+        if "ftz" in operation:
+            values = [flush_half(c, n, v) for v in values]
         values = [widen(c, ptx, n, v, "float") for v in values]
         element = "float"
     if "ftz" in operation and ptx == "f32":
@@ -350,20 +367,55 @@ def _set(low: Lowering, instruction: Instruction) -> None:
     operation, c = instruction.operation, low.code
     destination, *sources = instruction.operands
     target, source = operation.types
-    if target.endswith("x2") or target == "bf16":
-        raise low.unit.refuse(instruction)
+    if source.endswith("x2"):
+        _set_pairs(low, instruction)
+        return
     n = 1 if all(low.stride(s) == 0 for s in sources) else low.lanes
     held = compare(low, instruction, source, sources[0], sources[1], n)
     if "boolean" in operation:
         third = low.fetch(sources[2], "pred", n)
         held = c.let(f"{operation.get('boolean')} {vector('i1', n)} {held}, {third}")
     element = scalar_type(target)
-    bits = {"half": 0x3C00, "float": 0x3F800000}.get(element, -1)
+    bits = _ONES.get(target, -1)
     t = vector(element, n)
     value = c.let(
         f"select {vector('i1', n)} {held}, {t} {constant(element, bits, n)}, {t} {constant(element, 0, n)}"
     )
     low.write(destination, value, element, n)
+
+
+_ONES = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}
+"""What `set` gives to a float where the comparison holds."""
+
+
+def _set_pairs(low: Lowering, instruction: Instruction) -> None:
+    """set on pairs of halves: 1.0, or all ones of a half, for each."""
+    c, n = low.code, low.lanes
+    t = vector("i32", n)
+    one = _ONES.get(instruction.operation.type.removesuffix("x2"), 0xFFFF)
+    result = constant("i32", 0, n)
+    for place, held in enumerate(_compare_pairs(low, instruction, instruction.operands[1:])):
+        bits = constant("i32", one << 16 * place, n)
+        part = c.let(f"select {vector('i1', n)} {held}, {t} {bits}, {t} {constant('i32', 0, n)}")
+        result = c.let(f"or {t} {result}, {part}")
+    low.write(instruction.operands[0], result, "i32", n)
+
+
+def _lop3(low: Lowering, instruction: Instruction) -> None:
+    """lop3, also with a predicate: whether any bit of the result is set, combined with another one."""
+    destination, *sources = instruction.operands
+    if not isinstance(destination, Pair):
+        low._compute(instruction)
+        return
+    operation, c = instruction.operation, low.code
+    n = 1 if all(low.stride(s) == 0 for s in sources) else low.lanes
+    values = [low.fetch(s, "b32", n) for s in sources[:4]]
+    result = INTEGER["lop3"](c, operation, n, values)
+    some = c.let(f"icmp ne {vector('i32', n)} {result}, {constant('i32', 0, n)}")
+    third = low.fetch(sources[4], "pred", n)
+    held = c.let(f"{operation.get('boolean')} {vector('i1', n)} {some}, {third}")
+    low.write(destination.first, result, "i32", n)
+    low.write(destination.second, held, "i1", n)
 
 
 def _move(low: Lowering, instruction: Instruction) -> None:
@@ -450,7 +502,7 @@ def _add_with_carry(low: Lowering, instruction: Instruction) -> None:
     operation, c = instruction.operation, low.code
     name = operation.name
     destination, *sources = instruction.operands
-    n = low.lanes
+    n = 1 if low.shapes.result(instruction) == 0 else low.lanes
     element, ptx = scalar_type(operation.type), operation.type
     t, i1 = vector(element, n), vector("i1", n)
     values = [low.fetch(s, ptx, n) for s in sources]
@@ -459,8 +511,12 @@ def _add_with_carry(low: Lowering, instruction: Instruction) -> None:
 
         values = [product(c, operation, n, values[0], values[1]), values[2]]
     subtract = name in ("sub", "subc")
-    slot = low.unit.carry_slot()
-    carry_in = c.let(f"load {i1}, ptr {slot}") if name in ("addc", "subc", "madc") else ""
+    slot, every = low.unit.carry_slot(), vector("i1", low.lanes)
+    carry_in = ""
+    if name in ("addc", "subc", "madc"):
+        carry_in = c.let(f"load {every}, ptr {slot}")
+        if n == 1:
+            carry_in = c.let(f"extractelement {every} {carry_in}, i64 0")
     left, right = values
     operator, relation = ("sub", "ugt") if subtract else ("add", "ult")
     result = c.let(f"{operator} {t} {left}, {right}")
@@ -473,11 +529,12 @@ def _add_with_carry(low: Lowering, instruction: Instruction) -> None:
         carry = c.let(f"or {i1} {carry}, {again}")
         result = total
     if "cc" in operation:
+        carry = c.splat("i1", carry, low.lanes) if n == 1 else carry
         predicate = low.guard
         if predicate is not None:
-            old = c.let(f"load {i1}, ptr {slot}")
-            carry = c.let(f"select {i1} {predicate}, {i1} {carry}, {i1} {old}")
-        c.do(f"store {i1} {carry}, ptr {slot}")
+            old = c.let(f"load {every}, ptr {slot}")
+            carry = c.let(f"select {every} {predicate}, {every} {carry}, {every} {old}")
+        c.do(f"store {every} {carry}, ptr {slot}")
     low.write(destination, result, element, n)
 
 
@@ -506,6 +563,24 @@ def _fence(low: Lowering, instruction: Instruction) -> None:
     low.code.do("fence seq_cst")
 
 
+def _zero(low: Lowering, instruction: Instruction) -> None:
+    """createpolicy, as good as any where there are no caches; getctarank in a cluster of one block."""
+    low.write(instruction.operands[0], "0", "i32" if instruction.opcode == "getctarank" else "i64", 1)
+
+
+def _map_address(low: Lowering, instruction: Instruction) -> None:
+    """mapa: a cluster is one block here, its shared memory is the block's own."""
+    destination, source, _ = instruction.operands
+    stride, type = low.stride(source), instruction.operation.type
+    n = low.lanes if stride is None else 1
+    low.write(destination, low.fetch(source, type, n), scalar_type(type), n, stride)
+
+
+_WITHOUT_RESULT = (
+    *("prefetch", "prefetchu", "nanosleep", "pmevent", "brkpt", "griddepcontrol"),
+    *("applypriority", "discard"),
+)
+
 Effect = Callable[[Lowering, Instruction], None]
 _effects: dict[str, Effect] = {}
 
@@ -513,22 +588,27 @@ _effects: dict[str, Effect] = {}
 def effects() -> dict[str, Effect]:
     """Instructions that are more than one result computed from values, by opcode."""
     if not _effects:
-        from gpufleet.virtual.jit import atomics, calls, memory, warp
+        from gpufleet.virtual.jit import asynchronous, atomics, calls, memory, video, warp
 
         _effects.update(
             {
                 "setp": _set_predicate,
                 "set": _set,
+                "lop3": _lop3,
                 "mov": _move,
                 "cvta": _convert_address,
                 "isspacep": _is_space,
                 **dict.fromkeys(("add", "sub", "mad", "addc", "subc", "madc"), _add_or_multiply),
-                **dict.fromkeys(("prefetch", "prefetchu", "nanosleep", "pmevent", "brkpt"), _nothing),
+                **dict.fromkeys(_WITHOUT_RESULT, _nothing),
+                **dict.fromkeys(("createpolicy", "getctarank"), _zero),
+                "mapa": _map_address,
                 **dict.fromkeys(("membar", "fence"), _fence),
                 **memory.EFFECTS,
                 **atomics.EFFECTS,
                 **warp.EFFECTS,
                 **calls.EFFECTS,
+                **asynchronous.EFFECTS,
+                **video.EFFECTS,
             }
         )
     return _effects

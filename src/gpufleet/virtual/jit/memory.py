@@ -52,6 +52,18 @@ class Reach:
     check: helpers.Check | None = None
     """Checks that are still to be made; then `pointer` is a vector of offsets in the window."""
 
+    def lanes(self, low: Lowering) -> tuple[str, str]:
+        """Type and vector of what `pointer_of` wants of each lane."""
+        if self.check is not None:
+            return "i64", self.pointer
+        return "ptr", low.code.splat("ptr", self.pointer, low.lanes) if self.stride == 0 else _pointers(
+            low, self
+        )
+
+    def pointer_of(self, low: Lowering, element: str) -> str:
+        """One lane's pointer, checked."""
+        return element if self.check is None else checked_pointer(low, element, self.check)
+
 
 @dataclass
 class Group:
@@ -446,6 +458,19 @@ def _guard_each(low: Lowering, inside: str, group: Group, base: str, space: str)
     c.label(good)
 
 
+def single_site(low: Lowering, instruction: Instruction, offset: int, size: int, space: str) -> int:
+    """Number of the place of one access, for faults."""
+    return _site(low, _single(instruction, offset, size, size), space, None)
+
+
+def address_lanes(low: Lowering, address: Address) -> str:
+    """The base of an address in every lane, as i64 in its own space; without the constant offset."""
+    base = address.base
+    if isinstance(base, Symbol) and base.space in ("shared", "param"):
+        return low.code.splat("i64", low.symbol_offset(base), low.lanes)
+    return _address(low, base, low.lanes)
+
+
 def _site(low: Lowering, group: Group, space: str, stride: int | None) -> int:
     first = group.members[0][2]
     accesses = [[offset, size, i.line, str(i)] for offset, size, i in group.members]
@@ -483,10 +508,14 @@ def in_space(low: Lowering, address: str, space: str, n: int, instruction: Instr
     c, unit = low.code, low.unit
     t = vector("i64", n)
     if space == "const":
-        return constant("i1", 0, n)
+        return _in_constants(low, address, n)
     if space == "global":
         base, bytes = unit.memory_base(), unit.job("memory_bytes", "i64")
-    elif space == "shared":
+        start = c.let(f"sub {t} {address}, {c.splat('i64', base, n)}")
+        inside = c.let(f"icmp ult {t} {start}, {c.splat('i64', bytes, n)}")
+        others = c.let(f"xor {vector('i1', n)} {_in_constants(low, address, n)}, {constant('i1', 1, n)}")
+        return c.let(f"and {vector('i1', n)} {inside}, {others}")
+    if space == "shared":
         base, bytes = unit.arena_base(), unit.shared_bytes()
     elif space == "local":
         if not unit.program.local_bytes:
@@ -498,6 +527,19 @@ def in_space(low: Lowering, address: str, space: str, n: int, instruction: Instr
     return c.let(f"icmp ult {t} {start}, {c.splat('i64', bytes, n)}")
 
 
+def _in_constants(low: Lowering, address: str, n: int) -> str:
+    """Constants lie among the global variables here."""
+    c, t, i1 = low.code, vector("i64", n), vector("i1", n)
+    found = constant("i1", 0, n)
+    for variable in low.unit.program.module.variables.values():
+        if variable.space == "const" and not variable.external and variable.size:
+            base = c.splat("i64", low.unit.symbol_address(variable.name), n)
+            start = c.let(f"sub {t} {address}, {base}")
+            here = c.let(f"icmp ult {t} {start}, {constant('i64', variable.size, n)}")
+            found = c.let(f"or {i1} {found}, {here}")
+    return found
+
+
 # ------------------------------------------------------------------------------------ instructions
 
 
@@ -507,7 +549,8 @@ def _load(low: Lowering, instruction: Instruction) -> None:
     assert isinstance(address, Address)
     targets = destination.elements if isinstance(destination, Vector) else (destination,)
     if operation.type == "b128":
-        raise low.unit.refuse(instruction)
+        _load_128_bits(low, instruction, address)
+        return
     block = calls.parameter_access(low, instruction, address)
     if block is not None:
         calls.load_parameter(low, instruction, *block)
@@ -516,6 +559,29 @@ def _load(low: Lowering, instruction: Instruction) -> None:
     values, n = load_values(low, instruction, address, len(targets), ordered)
     for target, value in zip(targets, values, strict=False):
         low.write(target, value, scalar_type(operation.type), n, 0, is_signed(operation.type))
+
+
+def _load_128_bits(low: Lowering, instruction: Instruction, address: Address) -> None:
+    """Lane by lane: vectors of such integers are nothing that a CPU has."""
+    c = low.code
+    place = reach(low, instruction, address, 16, 16)
+
+    def one(scalars: Sequence[str]) -> Sequence[str]:
+        return [c.let(f"load i128, ptr {place.pointer_of(low, scalars[0])}, align 16")]
+
+    found = each_lane(low, [place.lanes(low)], ["i128"], one)
+    low.write(instruction.operands[0], found[0], "i128", low.lanes)
+
+
+def _store_128_bits(low: Lowering, instruction: Instruction, address: Address, source: Operand) -> None:
+    c = low.code
+    place = reach(low, instruction, address, 16, 16)
+
+    def one(scalars: Sequence[str]) -> Sequence[str]:
+        c.do(f"store i128 {scalars[1]}, ptr {place.pointer_of(low, scalars[0])}, align 16")
+        return []
+
+    each_lane(low, [place.lanes(low), ("i128", low.fetch(source, "b128", low.lanes))], [], one)
 
 
 def load_values(
@@ -648,7 +714,8 @@ def _store(low: Lowering, instruction: Instruction) -> None:
     address, source = instruction.operands[:2]
     assert isinstance(address, Address)
     if operation.type == "b128":
-        raise low.unit.refuse(instruction)
+        _store_128_bits(low, instruction, address, source)
+        return
     block = calls.parameter_access(low, instruction, address)
     if block is not None:
         calls.store_parameter(low, instruction, *block)

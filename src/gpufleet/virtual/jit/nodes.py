@@ -53,9 +53,17 @@ class Graph:
 
 
 def is_barrier(instruction: Instruction) -> bool:
-    """Say whether a thread stops here until others arrive."""
+    """Say whether a thread stops here until others arrive, or at least lets them run."""
     operation = instruction.operation
+    if operation.name == "mbarrier":
+        return is_wait(instruction)
     return operation.name in ("bar", "barrier") and "warp" not in operation and "arrive" not in operation
+
+
+def is_wait(instruction: Instruction) -> bool:
+    """Say whether a thread asks here whether others have arrived: it goes on in any case."""
+    operation = instruction.operation
+    return operation.name == "mbarrier" and ("test_wait" in operation or "try_wait" in operation)
 
 
 def build_graph(body: Body) -> Graph:

@@ -416,6 +416,7 @@ entry:
 count:
   %w = phi i32 [0, %entry], [%w1, %counted]
   %live = phi i32 [0, %entry], [%live1, %counted]
+  %able = phi i1 [false, %entry], [%able1, %counted]
   %more = icmp ult i32 %w, %warps
   br i1 %more, label %one, label %sum
 one:
@@ -426,6 +427,13 @@ one:
   %finished = icmp eq i32 %state, -1
   %inc = select i1 %finished, i32 0, i32 32
   %live1 = add i32 %live, %inc
+  ; A warp that waits at no barrier has let others run, and goes on.
+  %pat = getelementptr i8, ptr %frame, i64 {barrier}
+  %at = load i32, ptr %pat
+  %free = icmp eq i32 %at, -1
+  %unfinished = xor i1 %finished, true
+  %runs = and i1 %free, %unfinished
+  %able1 = or i1 %able, %runs
   br label %counted
 counted:
   %w1 = add i32 %w, 1
@@ -491,7 +499,8 @@ next:
   %b1 = add i32 %b, 1
   br label %each
 judge:
-  %progress = icmp ne i32 %freed, 0
+  %some = icmp ne i32 %freed, 0
+  %progress = or i1 %some, %able
   br i1 %progress, label %on, label %dead
 on:
   ret i32 1

@@ -68,7 +68,7 @@ class BlockShape:
 _LANE_SPECIALS = frozenset(f"%lanemask_{r}" for r in ("eq", "le", "lt", "ge", "gt"))
 _WARP_RESULTS = frozenset({"vote", "redux", "activemask", "bar", "barrier"})
 _USES_CARRY = frozenset({"addc", "subc", "madc"})
-_VARYING = frozenset({"atom", "shfl", "call", "elect"})
+_VARYING = frozenset({"atom", "shfl", "call", "elect", "mbarrier"})
 
 
 @dataclass
@@ -86,6 +86,8 @@ class Facts:
     """Node of each register's last definition."""
     computed: set[int] = field(default_factory=set)
     """Registers that may hold a float which an instruction computed: a NaN in it has no payload yet."""
+    mixed: set[int] = field(default_factory=set)
+    """Those of them that hold integers at other times, whose bits a NaN must not be taken for."""
     is_kernel: bool = True
     """Whether parameters are the launch's, the same for all lanes."""
     given: set[int] = field(default_factory=set)
@@ -115,6 +117,7 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
                 result.definitions.setdefault(register, []).append(instruction)
                 result.node_of[register] = node.index
     _find_computed(result)
+    result.mixed = {r for r in result.computed if any(map(_gives_integer, result.definitions[r]))}
     for node in graph.nodes:
         live = graph.live_in[node.index]
         while live:
@@ -124,6 +127,7 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
     return result
 
 
+_KEEPS_NANS = frozenset({"ld", "ldu", "atom", "call", "copysign"})
 _COPIES = frozenset({"mov", "selp", "slct"})
 
 
@@ -138,11 +142,21 @@ def _find_computed(known: Facts) -> None:
                 changed = True
 
 
+def _gives_integer(instruction: Instruction) -> bool:
+    """Whether an instruction computes an integer; loads and the like may bring anything."""
+    operation = instruction.operation
+    if operation.name in ("ld", "ldu", "mov", "selp", "slct", "shfl", "atom", "call", "cvta"):
+        return False
+    return operation.type != "" and not is_float(operation.type)
+
+
 def _computes(instruction: Instruction, known: Facts) -> bool:
     operation = instruction.operation
     if operation.name in _COPIES:
         return any(isinstance(o, Register) and o.index in known.computed for o in instruction.operands[1:])
-    return operation.type == "f32" and operation.name not in ("ld", "ldu", "atom", "abs", "neg", "call")
+    if operation.name == "cvt" and operation.types[-1] in ("f64", "bf16"):
+        return False  # which keep what a NaN carries (H200)
+    return operation.type == "f32" and operation.name not in _KEEPS_NANS
 
 
 class Shapes:
@@ -188,6 +202,8 @@ class Shapes:
             return None
         if name == "match":
             return 0 if instruction.operation.get("match") == "all" else None
+        if name == "ld" and instruction.operation.type == "b128":
+            return None
         if name in ("ld", "ldu"):
             private = instruction.operation.space == "local" or self._is_call_parameter(sources[0])
             return 0 if not private and self.of(sources[0]) == 0 else None

@@ -33,6 +33,8 @@ def special(low: Lowering, name: str, n: int) -> tuple[str, str]:
     if base in _CLOCKS:
         value, type = _clock(low, *_CLOCKS[base])
         return low.code.splat(type, value, n), type
+    if base == "cluster_nctarank":
+        return low.code.splat("i32", "1", n), "i32"
     if base in _SIMPLE:
         field, type = _SIMPLE[base]
         value = low.unit.job(field, type) if field else "0"
@@ -73,6 +75,8 @@ _SIMPLE = {
     "total_smem_size": ("shared_total", "i32"),
     "aggr_smem_size": ("shared_total", "i32"),
     "cluster_ctarank": ("", "i32"),
+    # Cooperative launches, which find their workspace in two of these, are interpreted (engine.py).
+    **{f"envreg{i}": ("", "i32") for i in range(32)},
     "is_explicit_cluster": ("", "i1"),
 }
 

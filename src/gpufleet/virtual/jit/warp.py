@@ -219,7 +219,7 @@ def _elect(low: Lowering, instruction: Instruction) -> None:
 
 def _bar(low: Lowering, instruction: Instruction) -> None:
     """What does not wait for other warps; the rest ends a node (nodes.py)."""
-    if "arrive" in instruction.operation:
+    if "arrive" in instruction.operation and "cluster" not in instruction.operation:
         barriers.arrive_only(low, instruction)
 
 

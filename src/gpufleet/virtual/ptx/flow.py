@@ -16,6 +16,7 @@ from gpufleet.virtual.ptx.syntax import (
     Operand,
     Pair,
     Register,
+    Selected,
     Targets,
     Vector,
 )
@@ -69,7 +70,7 @@ def registers_of(operand: Operand) -> Iterator[Register]:
     elif isinstance(operand, Vector):
         for element in operand.elements:
             yield from registers_of(element)
-    elif isinstance(operand, Negated):
+    elif isinstance(operand, (Negated, Selected)):
         yield operand.register
     elif isinstance(operand, Pair):
         yield from registers_of(operand.first)

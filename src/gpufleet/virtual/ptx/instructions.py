@@ -1,49 +1,15 @@
 """The table of PTX instructions: every opcode once, with its forms and what it means.
 
-Read it as the PTX ISA's syntax lines. A form lists the types that may stand at the opcode's first
-(second, third) type suffix, the operands, and the modifiers:
-
-* types: alternatives separated by spaces, positions by commas: `"u8 s8, f32"`.
-* operands: `d` has the first type; `a:2` the second; `b:u32` that type; `c:wide` twice the size.
-  `[a]` is a memory address, `!c` a predicate that may be negated, `d|q` may be a pair, `d*` may be
-  a vector, `b?` may be missing. `label`, `call` and `table` are what branches and calls take.
-* modifiers: a word of `CATEGORIES` allows one of its values, other words stand for themselves;
-  `category=a|b` narrows a category; `?` says it may be missing. The order does not matter, as ptxas
-  does not care either.
-
-Instructions without forms are PTX that no engine carries out yet: they parse, with raw operands,
-and are refused when a kernel that contains them is loaded into an engine.
+forms.py says how to read an entry. What threads do together stands in synchronization.py, the video
+instructions in video.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-CATEGORIES: dict[str, str] = {
-    "rounding": "rn rz rm rp",
-    "integral": "rni rzi rmi rpi",
-    "compare": "eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan",
-    "boolean": "and or xor",
-    "space": "const global local shared param shared::cta shared::cluster param::entry param::func",
-    "semantics": "weak volatile relaxed acquire release acq_rel sc",
-    "scope": "cta cluster gpu sys gl",
-    "cache": "ca cg cs lu cv wb wt",
-    "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
-    "evict2": "L2::evict_normal L2::evict_first L2::evict_last",
-    "prefetch": "L2::64B L2::128B L2::256B",
-    "hint": "L2::cache_hint",
-    "vector": "v2 v4 v8",
-    "part": "lo hi wide",
-    "atomic": "add min max and or xor exch cas inc dec",
-    "reduction": "add min max and or xor popc",
-    "shuffle": "up down bfly idx",
-    "vote": "all any uni ballot",
-    "match": "any all",
-    "permute": "f4e b4e rc8 ecl ecr rc16",
-    "property": "finite infinite number notanumber normal subnormal",
-    "wrapping": "wrap clamp",
-    "direction": "l r",
-}
+from gpufleet.virtual.ptx.forms import Form, Spec
+from gpufleet.virtual.ptx.forms import instruction as _spec
+from gpufleet.virtual.ptx.synchronization import SYNCHRONIZATION
+from gpufleet.virtual.ptx.video import VIDEO
 
 _INTEGERS = "u16 u32 u64 s16 s32 s64"
 _EVERYTHING = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
@@ -51,32 +17,9 @@ _CONVERTIBLE = "u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64"
 _ACCESS = "mmio? semantics? scope? cache? evict? evict2? prefetch? hint? vector?"
 _MEMORY = f"space? {_ACCESS}"
 _WRITTEN = f"space=global|local|shared|param|shared::cta|shared::cluster|param::func? {_ACCESS}"
-_ATOMIC = f"space=global|shared|shared::cta|shared::cluster? {_ACCESS}"
 _HALVES = "f16 f16x2 bf16 bf16x2"
-
-
-@dataclass(frozen=True)
-class Form:
-    """One syntax line of an instruction."""
-
-    types: str = ""
-    operands: str = ""
-    modifiers: str = ""
-    wider: bool = False
-    """Registers may be wider than the type (ld, st, cvt)."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One opcode."""
-
-    name: str
-    meaning: str
-    forms: tuple[Form, ...] = ()
-
-
-def _spec(name: str, meaning: str, *forms: Form) -> Spec:
-    return Spec(name, meaning, forms)
+_PRIMARY = "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged"
+_SECONDARY = "L2::evict_first|L2::evict_unchanged"
 
 
 def _comparisons(results: str, operands: str) -> tuple[Form, ...]:
@@ -218,6 +161,7 @@ _FLOATING_POINT = (
         *_FUSED,
         Form("f16 f16x2", "d a b c", "rounding=rn ftz? sat? relu?"),
         Form("bf16 bf16x2", "d a b c", "rounding=rn relu?"),
+        Form(_HALVES, "d a b c", "rounding=rn oob relu?"),
         Form("f32x2", "d a b c", "rounding ftz?"),
         Form("f32, f16 bf16", "d a:2 b:2 c", "rounding sat?"),
     ),
@@ -327,7 +271,8 @@ _MOVEMENT = (
     _spec(
         "prefetch",
         "bring the line at a into a cache",
-        Form("", "[a]", "space=global|local? level=L1|L2 evict2?"),
+        Form("", "[a]", "space=global|local? level=L1|L2"),
+        Form("", "[a]", "space=global evict2"),
     ),
     _spec("prefetchu", "bring the line at a into the uniform cache", Form("", "[a]", "level=L1")),
     _spec("isspacep", "p = the generic address a lies in the space", Form("", "d:pred a:u64", "space")),
@@ -345,8 +290,31 @@ _MOVEMENT = (
             "rounding? integral? ftz? sat? relu?",
             wider=True,
         ),
-        Form("f16x2 bf16x2, f32", "d a:2 b:2", "rounding=rn|rz relu? ftz? sat? satfinite?"),
+        Form("f16x2 bf16x2, f32", "d a:2 b:2", "rounding=rn|rz relu? ftz? sat?"),
+        Form("e4m3x2 e5m2x2, f32", "d:b16 a:2 b:2", "rounding=rn satfinite relu?"),
+        Form("e4m3x2 e5m2x2, f16x2", "d:b16 a:2", "rounding=rn satfinite relu?"),
+        Form("f16x2, e4m3x2 e5m2x2", "d a:b16", "rounding=rn relu?"),
+        Form("tf32, f32", "d:b32 a:2", "rounding=rn|rz|rna relu?"),
+        Form("u16 s16, s32", "d:b32 a:2 b:2", "pack sat"),
+        Form("u8 s8 u4 s4 u2 s2, s32, b32", "d:b32 a:2 b:2 c:3", "pack sat"),
     ),
+    _spec(
+        "createpolicy",
+        "d = how to cache, for instructions with .L2::cache_hint",
+        Form("b64", "d f:f32?", f"fractional primary={_PRIMARY} secondary={_SECONDARY}?"),
+        Form("b64", "d [a] s:u32 t:u32", f"range space=global? primary={_PRIMARY} secondary={_SECONDARY}?"),
+        Form("b64", "d a", "cvt L2"),
+    ),
+    _spec(
+        "applypriority", "change how the line at a is cached", Form("", "[a] n:u32", "space=global? evict2")
+    ),
+    _spec("discard", "the line at a need not be kept", Form("", "[a] n:u32", "space=global? level=L2")),
+)
+
+_STACK = (
+    _spec("alloca", "d = a bytes of local memory, until the function returns", Form("u32 u64", "d a b:u32?")),
+    _spec("stacksave", "d = where alloca goes on", Form("u32 u64", "d")),
+    _spec("stackrestore", "give back what alloca gave since", Form("u32 u64", "a")),
 )
 
 _CONTROL = (
@@ -361,89 +329,11 @@ _CONTROL = (
     _spec("pmevent", "trigger performance monitor events", Form("", "a:u32", "mask?")),
 )
 
-_BARRIERS = (
-    Form("", "a:u32 b:u32?", "cta? sync aligned?"),
-    Form("", "a:u32 b:u32", "cta? arrive aligned?"),
-    Form("u32", "d a:u32 b:u32? !c:pred", "cta? red reduction=popc aligned?"),
-    Form("pred", "d a:u32 b:u32? !c:pred", "cta? red reduction=and|or aligned?"),
-)
-
-_ATOMIC_KINDS = (
-    ("u32 s32 u64 f32 f64", "atomic=add noftz?"),
-    (_HALVES, "atomic=add noftz"),
-    ("u32 s32 u64 s64", "atomic=min|max"),
-    ("b32 b64", "atomic=and|or|xor"),
-    ("u32", "atomic=inc|dec"),
-)
-
-_SYNCHRONIZATION = (
-    _spec("bar", "wait for the threads of the block", Form("", "m:b32", "warp sync"), *_BARRIERS),
-    _spec("barrier", "wait for the threads of the block", *_BARRIERS),
-    _spec("membar", "order memory accesses", Form("", "", "scope")),
-    _spec(
-        "griddepcontrol",
-        "order this grid and those before and after it",
-        Form("", "", "action=launch_dependents|wait"),
-    ),
-    _spec(
-        "fence",
-        "order memory accesses",
-        Form("", "", "semantics? scope"),
-        Form("", "", "semantics? scope? proxy kind=alias|async|async.global"),
-        Form("", "", "proxy kind=alias|async space?"),
-        Form("", "", "mbarrier_init semantics scope"),
-    ),
-    _spec(
-        "atom",
-        "d = memory at a; memory at a = op(memory at a, b), at once",
-        *(Form(types, "d* [a] b* p:b64?", f"{_ATOMIC} {kinds}") for types, kinds in _ATOMIC_KINDS),
-        Form("b32 b64", "d [a] b p:b64?", f"{_ATOMIC} atomic=exch"),
-        Form("b16 b32 b64", "d [a] b c p:b64?", f"{_ATOMIC} atomic=cas"),
-    ),
-    _spec(
-        "red",
-        "memory at a = op(memory at a, b), at once",
-        *(Form(types, "[a] b* p:b64?", f"{_ATOMIC} {kinds}") for types, kinds in _ATOMIC_KINDS),
-    ),
-    _spec(
-        "vote",
-        "d = a reduced over the lanes of the warp",
-        Form("pred", "d !a:pred m:b32", "sync vote=all|any|uni"),
-        Form("b32", "d !a:pred m:b32", "sync vote=ballot"),
-        Form("pred", "d !a:pred", "vote=all|any|uni"),
-        Form("b32", "d !a:pred", "vote=ballot"),
-    ),
-    _spec(
-        "shfl",
-        "d = a of another lane of the warp; p = that lane exists",
-        Form("b32", "d|q a b:u32 c:u32 m:b32", "sync shuffle"),
-        Form("b32", "d|q a b:u32 c:u32", "shuffle"),
-    ),
-    _spec(
-        "match",
-        "d = the lanes of the warp that have the same a",
-        Form("b32 b64", "d|q:b32 a m:b32", "sync match"),
-    ),
-    _spec(
-        "redux",
-        "d = a reduced over the lanes of the warp",
-        Form("u32 s32", "d a m:b32", "sync reduction=add|min|max"),
-        Form("b32", "d a m:b32", "sync reduction=and|or|xor"),
-        Form("f32", "d a m:b32", "sync reduction=min|max abs? NaN?"),
-    ),
-    _spec("activemask", "d = the lanes that execute this", Form("b32", "d")),
-    _spec("elect", "p = this lane is the leader; d = the leader", Form("", "d|q:b32 m:b32", "sync")),
-)
-
 _OTHER = " ".join(
     (
         "ldmatrix stmatrix movmatrix mma wmma wgmma tcgen05",  # matrices
         "tex tld4 txq istypep suld sust sured suq",  # textures and surfaces
-        "mbarrier cp tensormap mapa getctarank multimem clusterlaunchcontrol setmaxnreg",
-        "applypriority discard createpolicy",
-        "stacksave stackrestore alloca",
-        "vadd vsub vabsdiff vmin vmax vshl vshr vmad vset",  # video
-        "vadd2 vsub2 vavrg2 vabsdiff2 vmin2 vmax2 vset2 vadd4 vsub4 vavrg4 vabsdiff4 vmin4 vmax4 vset4",
+        "tensormap multimem clusterlaunchcontrol setmaxnreg",  # bulk copies, and grids that change
     )
 )
 
@@ -456,8 +346,10 @@ INSTRUCTIONS: dict[str, Spec] = {
         *_LOGIC,
         *_MOVEMENT,
         *_CONTROL,
-        *_SYNCHRONIZATION,
-        *(_spec(name, "known, not carried out by any engine yet") for name in _OTHER.split()),
+        *_STACK,
+        *SYNCHRONIZATION,
+        *VIDEO,
+        *(_spec(name, "known, not carried out by any engine") for name in _OTHER.split()),
     )
 }
 """Every opcode of PTX ISA 9, by name."""

@@ -47,7 +47,7 @@ def local_layout(function: Function) -> tuple[dict[str, int], int]:
     Frames are multiples of 16 bytes, so that every frame on the stack is aligned.
     """
     offsets: dict[str, int] = {}
-    size = 0
+    size = function.local_area
     for variable in function.declared:
         if variable.space == "local":
             offset = -(-size // variable.align) * variable.align

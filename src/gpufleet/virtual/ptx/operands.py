@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from gpufleet.virtual.ptx.cursor import Cursor, is_name
@@ -22,12 +23,14 @@ from gpufleet.virtual.ptx.syntax import (
     Prototype,
     Raw,
     Register,
+    Selected,
     Special,
     Symbol,
     Vector,
 )
 
 DISCARD = Discard()
+_SELECTOR = re.compile(r"b[0-7]{1,4}\Z|h[0-3]{1,2}\Z")
 _PREDICATE = OperandShape("q", "value", "pred", destination=True)
 Named = Register | Vector | Symbol
 
@@ -125,16 +128,20 @@ class OperandReader:
         first = self._destination_register(shape, operation)
         if shape.pair and cursor.accept("|"):
             second = self._destination_register(_PREDICATE, operation)
-            if isinstance(first, Vector) or isinstance(second, Vector):
-                raise cursor.error("a pair cannot hold vectors")
+            if isinstance(first, (Vector, Selected)) or isinstance(second, (Vector, Selected)):
+                raise cursor.error("a pair holds registers only")
             return Pair(first, second)
         return first
 
-    def _destination_register(self, shape: OperandShape, operation: Operation) -> Register | Vector | Discard:
+    def _destination_register(
+        self, shape: OperandShape, operation: Operation
+    ) -> Register | Vector | Selected | Discard:
         cursor = self._cursor
         if cursor.accept("_"):
             return DISCARD
         name = cursor.name("a register")
+        if shape.selectable and "." in name:
+            return self._selected(name, shape, operation)
         found = self._register(name)
         if isinstance(found, Vector) and shape.vector:
             return found
@@ -160,8 +167,11 @@ class OperandReader:
             self._check(register, "pred", operation)
             return Negated(register)
         if not is_name(token) or token == "WARP_SZ":
-            return Immediate(literal_bits(cursor, shape.type), shape.type)
+            type = shape.type.partition("|")[0]
+            return Immediate(literal_bits(cursor, type), type)
         cursor.next()
+        if shape.selectable and "." in token:
+            return self._selected(token, shape, operation)
         found = self._register(token)
         if isinstance(found, Register):
             self._check(found, shape.type, operation)
@@ -211,6 +221,16 @@ class OperandReader:
             read.append(self._operand(part, operation))
         return Vector(tuple(read))
 
+    def _selected(self, token: str, shape: OperandShape, operation: Operation) -> Selected:
+        """Resolve `%r1.b3`: bytes or halves of a register."""
+        name, _, selector = token.partition(".")
+        register = self._resolve(name)
+        if not isinstance(register, Register) or not _SELECTOR.match(selector):
+            self._cursor.position -= 1
+            raise self._cursor.error("expected a register, or bytes or halves of one")
+        self._check(register, shape.type, operation)
+        return Selected(register, selector)
+
     def _register(self, name: str) -> Named | None:
         """Resolve a name; `%v.y` is a component of a vector register."""
         found = self._resolve(name)
@@ -225,6 +245,8 @@ class OperandReader:
         return found
 
     def _check(self, register: Register, type: str, operation: Operation) -> None:
+        if "|" in type:
+            type = "pred" if register.type == "pred" else type.partition("|")[0]
         if not fits(register.type, type, operation.wider):
             line = self._cursor.tokens.lines[self._cursor.position - 1]
             raise invalid(

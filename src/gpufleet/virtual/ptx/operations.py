@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from gpufleet.virtual.ptx.errors import invalid
-from gpufleet.virtual.ptx.instructions import CATEGORIES, INSTRUCTIONS, Form, Spec
+from gpufleet.virtual.ptx.forms import CATEGORIES, Form, Spec
+from gpufleet.virtual.ptx.instructions import INSTRUCTIONS
 from gpufleet.virtual.ptx.scalars import SIZES, WIDER
 
 
@@ -29,6 +30,8 @@ class OperandShape:
     negatable: bool = False
     pair: bool = False
     vector: bool = False
+    selectable: bool = False
+    """May be followed by a selector of bytes or halves, as in `%r1.b3`."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ class _CompiledForm:
     def __init__(self, form: Form) -> None:
         self.wider = form.wider
         self._types = [frozenset(part.split()) for part in form.types.split(",")] if form.types else []
-        self._category: dict[str, str] = {}
+        self._categories: dict[str, list[str]] = {}
+        """By value; one that stands in two categories is of the first that has none yet."""
         self._required: set[str] = set()
         for word in form.modifiers.split():
             category, _, values = word.rstrip("?").partition("=")
             allowed = values.split("|") if values else CATEGORIES.get(category, category).split()
-            self._category.update(dict.fromkeys(allowed, category))
+            for value in allowed:
+                self._categories.setdefault(value, []).append(category)
             if not word.endswith("?"):
                 self._required.add(category)
         self._operands = form.operands.split()
@@ -118,9 +123,9 @@ class _CompiledForm:
         types: list[str] = []
         modifiers: dict[str, str] = {}
         for suffix in suffixes:
-            category = self._category.get(suffix)
-            if category is not None and category not in modifiers:
-                modifiers[category] = suffix
+            free = [c for c in self._categories.get(suffix, ()) if c not in modifiers]
+            if free:
+                modifiers[free[0]] = suffix
             elif len(types) < len(self._types) and suffix in self._types[len(types)]:
                 types.append(suffix)
             else:
@@ -156,7 +161,11 @@ _UNLISTED_WORDS = (
     "rna rs satfinite relu scale scaled pack sp async bulk multicast multimem proxy tensormap generic alias "
     "noinc noComplete expect_tx complete_tx shared texture surface pragma abs s2f6x2 e2m1x2 e2m3x2 e3m2x2 "
     "e2m1x4 e2m3x4 e3m2x4 e4m3x4 e5m2x4 tf32 u4 s4 b1 b6x16_p32 b4x16_p64 b6p2x16 b4x16 v1 v16 global const "
-    "sync_restrict::shared::cta sync_restrict::shared::cluster tensormap::generic async::generic tile"
+    "sync_restrict::shared::cta sync_restrict::shared::cluster tensormap::generic async::generic tile "
+    # bulk and tensor copies
+    "tensor reduce prefetch read bulk_group mbarrier::complete_tx::bytes multicast::cluster cp_mask "
+    "ignore_oob im2col im2col_no_offs im2col::w im2col::w::128 tile::gather4 tile::scatter4 "
+    "cta_group::1 cta_group::2 unicast fixed_address replace"
 )
 
 
@@ -174,7 +183,7 @@ def _shape(index: int, text: str, types: tuple[str, ...]) -> OperandShape:
         type = types[int(type) - 1]
     elif type == "wide":
         type = WIDER[first]
-    name = body.lstrip("!").split("|")[0].rstrip("*")
+    name = body.lstrip("!~").split("|")[0].rstrip("*")
     return OperandShape(
         name,
         "value",
@@ -184,4 +193,5 @@ def _shape(index: int, text: str, types: tuple[str, ...]) -> OperandShape:
         negatable=body.startswith("!"),
         pair="|" in body,
         vector=body.endswith("*"),
+        selectable=body.startswith("~"),
     )

@@ -12,11 +12,18 @@ from gpufleet.virtual.ptx.cursor import Cursor
 from gpufleet.virtual.ptx.errors import PtxError, invalid
 from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
 from gpufleet.virtual.ptx.scan import scan_body, skip_file, skip_location
-from gpufleet.virtual.ptx.syntax import Function, Kernel, Module, Parameter
+from gpufleet.virtual.ptx.stack import give_stacks
+from gpufleet.virtual.ptx.syntax import Function, Kernel, Module, Parameter, Variable
 from gpufleet.virtual.ptx.tokens import tokenize
 
 NEWEST_VERSION = (9, 9)
 """PTX up to this `.version` is accepted; a newer one may mean something else than is known here."""
+
+HEAP = "malloc.heap"
+"""The variable in which `malloc` of a module's kernels finds memory; no name of PTX has a dot."""
+HEAP_BYTES = 8 << 20
+"""As CU_LIMIT_MALLOC_HEAP_SIZE is if nobody sets it."""
+HEAP_FUNCTIONS = ("malloc", "free")
 
 _TARGET = re.compile(r"(?:sm|compute)_(\d+)([a-z]?)\Z")
 
@@ -61,6 +68,9 @@ class _ModuleReader:
         while not cursor.at_end:
             self._statement()
         self.module.aliases = self.aliases
+        give_stacks([*self.module.kernels.values(), *self.module.functions.values()])
+        if any(self.module.is_missing(name) for name in HEAP_FUNCTIONS):
+            self.module.variables[HEAP] = Variable(HEAP, "global", HEAP_BYTES, 16)
         for kernel in self.module.kernels.values():
             _measure(self.module, kernel)
         return self.module

@@ -92,6 +92,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """Some bytes or halves of a register, as video instructions take them: `%r1.b3`, `%r1.h10`."""
+
+    register: Register
+    selector: str
+
+
+@dataclass(frozen=True)
 class Negated:
     """A predicate operand with `!`."""
 
@@ -140,6 +148,7 @@ Operand = (
     | Address
     | Vector
     | Pair
+    | Selected
     | Negated
     | Discard
     | CallTarget
@@ -276,6 +285,8 @@ class Function:
     """Every identifier in the body: what it may call and touch, known without building the tree."""
     declared: tuple[Variable, ...] = ()
     """Shared and local variables declared in the body."""
+    local_area: int = 0
+    """Bytes of local memory before those variables, for `alloca` (stack.py)."""
 
     @cached_property
     def body(self) -> Body:
@@ -336,6 +347,11 @@ class Module:
         """Return the function or kernel of that name, through aliases."""
         name = self.aliases.get(name, name)
         return self.functions.get(name) or self.kernels.get(name)
+
+    def is_missing(self, name: str) -> bool:
+        """Say whether a function is declared, but not defined."""
+        found = self.functions.get(name)
+        return found is not None and found.build is None
 
     def check(self) -> None:
         """Read every body now; raises `PtxError` for the first malformed one."""
