@@ -74,35 +74,17 @@ static void store(unsigned char *to, uint64_t bits, int size)
     memcpy(to, &bits, size); /* little-endian, as every machine with a CUDA driver is */
 }
 
-/* Return 1 if `value` was the parameter's common case and is stored, 0 if not, -1 with an exception. */
-static int store_common(const Parameter *p, PyObject *value, const Launcher *launcher, PyObject *queue,
-                        PyObject *context, PyObject *key, unsigned char *memory)
+static int store_integer(const Parameter *p, PyObject *value, unsigned char *to)
 {
-    unsigned char *to = memory + p->offset;
-    if (p->common == 'i' && PyLong_CheckExact(value)) {
-        int overflow;
-        long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
-        if (overflow || number < p->lowest || number > p->highest) return 0;
-        store(to, (uint64_t)number, p->size);
-        return 1;
-    }
-    if (p->common == 'f' && PyFloat_CheckExact(value)) {
-        double number = PyFloat_AsDouble(value);
-        if (!(-p->bound < number && number < p->bound)) return 0;
-        if (p->size == 8) {
-            memcpy(to, &number, 8);
-        } else {
-            float single = (float)number;
-            memcpy(to, &single, 4);
-        }
-        return 1;
-    }
-    if (p->common == 's' && PyBytes_CheckExact(value)) {
-        if (PyBytes_Size(value) != p->size) return 0;
-        memcpy(to, PyBytes_AsString(value), p->size);
-        return 1;
-    }
-    if (p->common != 'p' || (PyObject *)Py_TYPE(value) != launcher->buffer_type) return 0;
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || number < p->lowest || number > p->highest) return 0;
+    store(to, (uint64_t)number, p->size);
+    return 1;
+}
+
+static int store_buffer(PyObject *value, PyObject *queue, PyObject *context, PyObject *key, unsigned char *to)
+{
     PyObject *usable_in = PyObject_GetAttr(value, s_usable_in);
     if (usable_in == NULL) return -1;
     Py_DECREF(usable_in); /* compared only: the buffer, or who asks, holds it */
@@ -119,6 +101,36 @@ static int store_common(const Parameter *p, PyObject *value, const Launcher *lau
     if (failed) return -1;
     store(to, bits, 8);
     return 1;
+}
+
+/* Return 1 if `value` was the parameter's common case and is stored, 0 if not, -1 with an exception. */
+static int store_common(const Parameter *p, PyObject *value, const Launcher *launcher, PyObject *queue,
+                        PyObject *context, PyObject *key, unsigned char *memory)
+{
+    unsigned char *to = memory + p->offset;
+    if ((p->common == 'i' || p->common == 'p') && PyLong_CheckExact(value)) return store_integer(p, value, to);
+    if (p->common == 'f' && PyFloat_CheckExact(value)) {
+        double number = PyFloat_AsDouble(value);
+        if (!(-p->bound < number && number < p->bound)) return 0;
+        if (p->size == 8) {
+            memcpy(to, &number, 8);
+        } else {
+            float single = (float)number;
+            memcpy(to, &single, 4);
+        }
+        return 1;
+    }
+    if (p->common == 's' && PyBytes_CheckExact(value)) {
+        if (PyBytes_Size(value) != p->size) return 0;
+        memcpy(to, PyBytes_AsString(value), p->size);
+        return 1;
+    }
+    if (p->common == 'p' && value == Py_None) {
+        store(to, 0, 8);
+        return 1;
+    }
+    if (p->common != 'p' || (PyObject *)Py_TYPE(value) != launcher->buffer_type) return 0;
+    return store_buffer(value, queue, context, key, to);
 }
 
 static int store_converted(const Parameter *p, PyObject *value, PyObject *queue, unsigned char *memory)
@@ -148,15 +160,17 @@ static int store_converted(const Parameter *p, PyObject *value, PyObject *queue,
     return answer;
 }
 
-/* `arguments` is a tuple of launcher->count values. */
+/* `arguments` is a tuple of launcher->count values. Returns 0, or -1 with an exception, or 1 for a pointer
+ * that is not the common case, where `convert_pointers` is 0. */
 static int pack(const Launcher *launcher, PyObject *arguments, PyObject *queue, PyObject *context,
-                PyObject *key, unsigned char *memory)
+                PyObject *key, int convert_pointers, unsigned char *memory)
 {
     for (int i = 0; i < launcher->count; i++) {
         const Parameter *p = &launcher->parameters[i];
         PyObject *value = PyTuple_GetItem(arguments, i);
         int done = store_common(p, value, launcher, queue, context, key, memory);
         if (done < 0) return -1;
+        if (!done && p->common == 'p' && !convert_pointers) return 1;
         if (!done && store_converted(p, value, queue, memory)) return -1;
     }
     return 0;
@@ -283,7 +297,7 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *args, Py_ssi
     if (context != NULL && key != NULL && address != NULL) {
         int packed = PyObject_IsTrue(args[1]);
         void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
-        if (packed >= 0 && !PyErr_Occurred() && !pack(self, args[2], queue, context, key, memory)) {
+        if (packed >= 0 && !PyErr_Occurred() && !pack(self, args[2], queue, context, key, 1, memory)) {
             answer = PyLong_FromLong(start(self, stream, packed, memory));
         }
     }
@@ -403,7 +417,10 @@ static PyObject *bound_call(PyObject *object, PyObject *args, PyObject *kwargs)
     if (unusual < 0) return NULL;
     if (unusual) return PyObject_Call(self->twin, args, NULL);
     unsigned char memory[MOST_BYTES];
-    if (pack(launcher, args, self->queue, self->context, self->key, memory)) return NULL;
+    /* Another library's memory is not only converted, but kept and waited for: the twin knows how. */
+    int failed = pack(launcher, args, self->queue, self->context, self->key, 0, memory);
+    if (failed < 0) return NULL;
+    if (failed) return PyObject_Call(self->twin, args, NULL);
     /* A launch that fails has started nothing: the twin tries again, and says what is wrong. */
     if (start(launcher, self->stream, self->packed, memory)) return PyObject_Call(self->twin, args, NULL);
     if (note(self)) return NULL;

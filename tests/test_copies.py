@@ -291,3 +291,49 @@ def test_pair_is_tried_once(both: list[gf.Context], monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             target.copy_from(source)
     assert len(tried) == 1
+
+
+def test_array_in_the_memory_of_another_device_is_copied(both: list[gf.Context]) -> None:
+    here, there = both
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        mine.fill(0)
+        theirs.copy_from(np.arange(64, dtype="u1"))
+        array = theirs.view("u1", (4, 8), offset=16)
+        mine.copy_from(array, offset=8)
+        assert mine.to_numpy().tolist() == [0] * 8 + list(range(16, 48)) + [0] * 24
+        mine.fill(9)
+        mine.copy_to(array)
+        mine.view("u1", 32).copy_to(array)
+        assert theirs.to_numpy().tolist() == [*range(16), *[9] * 32, *range(48, 64)]
+
+
+def test_array_of_another_device_is_not_believed_to_arrive(
+    both: list[gf.Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = both
+    monkeypatch.setattr(
+        here.driver, "belongings", {k: v for k, v in here.driver.belongings.items() if k != "peers"}
+    )
+    monkeypatch.setattr(peers, "copy_to_peer", lambda *given: None)  # claims success, and writes nothing
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        theirs.fill(5)
+        mine.copy_from(theirs.view("u1", 32))
+        assert mine.to_numpy()[:32].tolist() == [5] * 32
+
+
+def test_pitch_and_offset_that_make_no_sense_are_refused(context: gf.Context) -> None:
+    with context.alloc(128) as buffer:
+        for copy in (buffer.copy_from, buffer.copy_to):
+            with pytest.raises(ValueError, match="pitch= is for host arrays"):
+                copy(buffer.view("u1", (4, 8)), pitch=8)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros((4, 8), "u1"), pitch=9.5)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros(8, "u1"), offset=1.5)
+
+
+def test_single_column_of_an_array_is_rows_of_one_element(context: gf.Context) -> None:
+    array = np.arange(64, dtype="u1").reshape(8, 8)
+    with context.alloc(8) as buffer:
+        buffer.copy_from(array[:, ::2][:, 1:2])
+        assert buffer.to_numpy().tolist() == array[:, 2].tolist()

@@ -46,7 +46,8 @@ class Native(NamedTuple):
     ----------
     common : str
         "i": an int from `lowest` to `highest`; "f": a float nearer to 0 than `bound`; "p": a buffer that
-        may be used without asking; "s": bytes of the parameter's size; "-": always `convert`.
+        may be used without asking, None, or an int as for "i"; "s": bytes of the parameter's size; "-":
+        always `convert`.
     """
 
     common: str
@@ -56,6 +57,8 @@ class Native(NamedTuple):
 
 
 NONE = Native("-")
+MOST_IN_C = (1 << 63) - 1
+"""Larger ints are left to `convert`."""
 
 
 class Conversion(NamedTuple):
@@ -125,7 +128,7 @@ def _integer(parameter: Parameter) -> Conversion:
         return number & mask
 
     is_common = f"type(value) is int and {lowest} <= value <= {highest}"
-    native = Native("i", lowest, min(highest, (1 << 63) - 1))
+    native = Native("i", lowest, min(highest, MOST_IN_C))
     return Conversion(_UNSIGNED[parameter.type.size], convert, is_common, f"value & {mask}", native=native)
 
 
@@ -264,9 +267,10 @@ def _pointer(parameter: Parameter) -> Conversion:
             raise parameter.misfit(value, f"a device buffer, None, or an integer from {lowest} to {highest}")
         return number & mask
 
+    native = Native("p", lowest, min(highest, MOST_IN_C))
     # That the context itself is open, the launch has found out before.
     is_common = "type(value) is DeviceBuffer and value.usable_in is context"
-    return Conversion("Q", convert, is_common, "value.address", "value.uses[queue.key] = queue", Native("p"))
+    return Conversion("Q", convert, is_common, "value.address", "value.uses[queue.key] = queue", native)
 
 
 def _as_address(value: Any, queue: Queue, parameter: Parameter) -> int:
@@ -344,7 +348,8 @@ def _bits(parameter: Parameter) -> Conversion:
     if pointer is None:
         return Conversion(f"{size}s", convert, "False", "value")
     common = "value.address.to_bytes(8, 'little')"
-    return Conversion("8s", convert, pointer.is_common, common, pointer.note, pointer.native)
+    no_ints = Native("p", lowest=1, highest=0)
+    return Conversion("8s", convert, pointer.is_common, common, pointer.note, no_ints)
 
 
 def _content(value: Any) -> bytes | None:

@@ -21,7 +21,7 @@ from gpufleet import peers
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, of_thread, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
 from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
-from gpufleet.graph import refuse_blocking
+from gpufleet.graph import refuse_in_captures
 from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
@@ -61,8 +61,6 @@ class Context:
         Whether what is in it lives on when it is closed, unless it is freed before: all that is in a
         primary context or a green one belongs to the primary one, which others may retain.
     """
-
-    _warning_depth = 3
 
     def __init__(self, device: Device, handle: Any, kind: str, release: Release | None = None) -> None:
         self.device = device
@@ -208,7 +206,7 @@ class Context:
             f"the context stack of thread {threading.current_thread().name!r} was changed inside "
             f"`with {self!r}`; the context that was current before it has been set again",
             ContextWarning,
-            stacklevel=self._warning_depth,
+            stacklevel=_depth_of_caller(),
         )
 
     @property
@@ -239,6 +237,8 @@ class Context:
         ContextInUse
             If a thread is inside, naming the threads: the driver may crash when a context is destroyed
             under a thread (seen on driver 580). The context stays open.
+        CaptureError
+            If a stream of it is being captured. The context stays open.
         """
         while not self._close():
             threads = ", ".join(repr(name) for name in self.threads_inside())
@@ -258,6 +258,7 @@ class Context:
         with self._lock:
             if self._closed:
                 return True
+            refuse_in_captures(self, "be closed")
             self._closed = True
             if self.threads_inside():
                 self._closed = False
@@ -420,6 +421,11 @@ class Context:
                         heap = self._heap = Heap(self)
         return heap
 
+    def note_closed_stream(self) -> None:
+        """Note that a stream of this context was closed, and that no memory is used by it any more."""
+        if self._heap is not None:
+            self._heap.note_closed_stream()
+
     @property
     def allocator(self) -> Allocator:
         """What `alloc` uses where it is given none: at first a `PoolAllocator` (borrowed: a plain one)."""
@@ -491,10 +497,12 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait for all work of this context; stays interruptible by Ctrl-C where the driver's wait is."""
-        refuse_blocking(self, "synchronize")
+        refuse_in_captures(self, "be waited for")
         with self:
             self.driver.cuCtxSynchronize()
         self.driver.launches.finished(self.address)
+        if self._heap is not None:
+            self._heap.drain()
         settle(self.driver)
 
     def memory_info(self) -> tuple[int, int]:
@@ -558,6 +566,14 @@ def _destroy_created(driver: Driver, handle: Any, device: Any) -> None:
 
 def _release_primary(driver: Driver, handle: Any, device: Any) -> None:
     driver.cuDevicePrimaryCtxRelease(device)
+
+
+def _depth_of_caller() -> int:
+    """Return the `stacklevel` by which the caller's warning names the first line outside of gpufleet."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gpufleet."):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _leave_alone(driver: Driver, handle: Any, device: Any) -> None:

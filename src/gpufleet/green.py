@@ -43,8 +43,6 @@ class GreenContext(Context):
         How many of them other green contexts had when this one was made; 0 as long as there are enough.
     """
 
-    _warning_depth = 4
-
     def __init__(self, device: Device, green: Any, asked: int, parts: Parts, share: Share) -> None:
         from cuda.bindings.driver import CUdevResourceType
 

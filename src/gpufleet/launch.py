@@ -14,6 +14,7 @@ from gpufleet.bound import BoundKernel, bound
 from gpufleet.configuration import Configuration, Limits, Size
 from gpufleet.errors import KernelArgumentError
 from gpufleet.frame import STYLES, Frame, Layout, check_style, counted, parameter_table
+from gpufleet.pointers import keep_passed, passed
 from gpufleet.queue import Queue, as_stream, main_queue
 from gpufleet.stream import Stream
 
@@ -90,11 +91,21 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.must_enter:
+            with queue.context:
+                self.launch(grid, block, *arguments, stream=queue, shared=shared, style=style)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
-        plan.launch(queue, configuration, arguments, style)
+        try:
+            plan.launch(queue, configuration, arguments, style)
+        except BaseException:
+            passed.owners.clear()
+            raise
         if queue.graph is not None:
             queue.graph.keep(self, *arguments)
+        if passed.owners:
+            keep_passed(queue)
 
     def bind(
         self, grid: Size, block: Size, *, stream: Any, shared: int = 0, style: str = "packed"
@@ -140,6 +151,10 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.must_enter:
+            with queue.context:
+                self.launch_packed(grid, block, buffer, stream=queue, shared=shared)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
         plan.start(queue, configuration, plan.copied(buffer), "packed")

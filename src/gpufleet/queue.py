@@ -26,8 +26,15 @@ class Queue(heap.Queue, Protocol):
     def address(self) -> int:
         """The address of the stream."""
 
+    @property
+    def must_enter(self) -> bool:
+        """Whether its context must be current while work is put into it, and is not."""
+
     def has_work(self) -> None:
         """Note, of a foreign one, that work was put into it."""
+
+    def hold(self, *objects: Any) -> Any:
+        """Keep objects until the work queued so far is complete."""
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if it can take no more work."""

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpufleet.errors import CaptureError
+from gpufleet.graph import capture_in, capturing
 from gpufleet.stream import passing_event
 
 if TYPE_CHECKING:
@@ -29,12 +31,14 @@ class AllWork:
     """
 
     is_foreign = True
+    address = None
     graph: Graph | None = None
     handle: Any = None
     tail: Any = None
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.lock = context.life.lock
         self.key = ("all work", context.address)
 
     @property
@@ -43,7 +47,13 @@ class AllWork:
         return self.context.is_closed
 
     def precede(self, later: Any) -> None:
-        """Let later work of a stream (a CUstream) wait for all that is to be done now."""
+        """Let later work of a stream (a CUstream) wait for all that is to be done now.
+
+        Raises
+        ------
+        CaptureError
+            If gpufleet captures a stream of one of the contexts: the call would break the capture.
+        """
         context = self.context
         if context.kind != "green":
             _precede(later, context.driver, context.handle)
@@ -54,7 +64,9 @@ class AllWork:
 
 
 def _precede(later: Any, driver: Driver, handle: Any) -> None:
-    with passing_event(driver, handle) as event:
+    with passing_event(driver, handle) as event, capturing:
+        if capture_in(driver, handle) is not None:
+            raise CaptureError("a stream of the context is being captured, so its work cannot be waited for")
         driver.cuCtxRecordEvent(handle, event)
         driver.cuStreamWaitEvent(later, event, 0)
 

@@ -40,6 +40,7 @@ class Transfer:
         self._finish = finish
         self._lock = threading.RLock()  # signal handlers and finalizers may enter it again
         if finish is not None:
+            event.is_held = True  # closing it must not give its handle to another recording
             event.context.driver.unfinished.append(self)
 
     @property
@@ -84,6 +85,7 @@ class Transfer:
             if finish is not None:
                 finish()
                 self._forget()
+                self.event.let_go()
         return True
 
     def _forget(self) -> None:

@@ -143,13 +143,14 @@ def enqueue(
 
     If the stream is captured, it becomes a node of this `kind`; without one it cannot be captured.
     """
-    with scheduler.lock:
-        if stream.capture is not None:
-            stream.capture.add_operation(stream, kind, operation)
-            return
-        scheduler.submit(operation, _before(stream, after))
-        stream.tail = operation
-    scheduler.settle()
+    with InterruptsDeferred():  # else an operation could be entered that no worker is called for
+        with scheduler.lock:
+            if stream.capture is not None:
+                stream.capture.add_operation(stream, kind, operation)
+                return
+            scheduler.submit(operation, _before(stream, after))
+            stream.tail = operation
+        scheduler.settle()
 
 
 def enqueue_and_wait(scheduler: Scheduler, stream: Stream, operation: Operation) -> None:
