@@ -169,8 +169,8 @@ class Stress:
         self.thread_count = threads
         self.kinds = itertools.cycle(
             [
-                {"kind": "primary"},
                 {"kind": "primary", "max_threads_per_context": 3},
+                {"kind": "primary"},
                 {"kind": "created", "per_device": 2, "max_threads_per_context": 2},
                 {"kind": "green", "per_device": 3},
             ]
@@ -254,9 +254,9 @@ class Stress:
             device = chance.choice((None, None, 0, 1, 2, 3))
             timeout = chance.choice((None, 1.0, 0.001, 0))
             try:
-                if roll < 0.0003:
+                if roll < 0.001:
                     yield self.replace_pool(pool)
-                elif roll < 0.001:
+                elif roll < 0.002:
                     gc.collect(0)
                     yield "collections"
                 elif roll < 0.01:
@@ -284,6 +284,8 @@ class Stress:
                 with pool.lease(timeout=0) as inner:
                     assert inner.is_current
                 assert context.is_current
+            if roll > 0.8:
+                time.sleep(0)  # lets other threads find the pool as full as it is
         return "used"
 
     def hand_over(self, lease: gf.Lease) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -466,3 +466,27 @@ def test_a_capture_is_known_to_every_object_of_a_primary_context(device: Device)
     assert not created.heap.live
     for context in (created, one, other):
         context.close()
+
+
+def test_an_interrupt_while_a_capture_begins_or_ends_leaves_none(
+    context: gf.Context, stream: gf.Stream, number: gf.DeviceBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    driver = context.driver
+    for call in ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"):
+
+        def interrupted(*given: object, real: Callable[..., object] = getattr(driver, call)) -> None:
+            real(*given)
+            raise Interrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, call, interrupted)
+            with pytest.raises(Interrupt), stream.capture():
+                number.fill(1, stream=stream)
+        number.fill(0, stream=stream)
+        stream.synchronize()  # it is no longer captured
+        context.synchronize()
+        context.alloc(4).close()
+        assert set(context.heap.live) == {number.address}, "frees go on"

@@ -409,7 +409,8 @@ def test_read_only_memory_stays_read_only(context: gf.Context) -> None:
         assert array.__cuda_array_interface__["data"] == (view.address, True)
         with pytest.raises(BufferError):
             array.__dlpack__()
-        assert gf.as_array(ByDlpack(array), context=context).is_read_only
+        if np.lib.NumpyVersion(np.__version__) >= "2.1.0":  # from there on capsules can say so
+            assert gf.as_array(ByDlpack(array), context=context).is_read_only
         array.buffer.close()
 
 

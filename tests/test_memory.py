@@ -503,3 +503,24 @@ def test_memory_is_freed_while_another_thread_closes_the_stream_that_used_it(
     context.trim_memory()
     assert (failures, context.heap.live, context.heap.pool_bytes()) == ([], {}, (0, 0))
     other.close()
+
+
+def test_buffer_that_is_forgotten_while_a_kernel_uses_it_is_freed_after_the_kernel(
+    program: gf.Program, context: gf.Context
+) -> None:
+    kernel = program.kernel("fill")
+    kernel.load(context)
+    with context.stream() as stream, context.alloc(128) as result:
+        with Latch(stream):
+            holder = [context.alloc(128)]
+            kernel.launch(1, 32, holder[0], 7, stream=stream)
+            result.copy_from(holder[0], stream=stream)
+            address = holder[0].address
+            with pytest.warns(ResourceWarning, match="never freed"):
+                holder.clear()
+                gc.collect()
+            others = [context.alloc(128) for _ in range(8)]
+            assert address not in [other.address for other in others], "handed out while it was in use"
+        assert result.to_numpy("i4").tolist() == [7] * 32
+        for other in others:
+            other.close()

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpufleet import peers
 from gpufleet.entries import ContextWarning, Entry, ThreadEntries, all_entries, of_thread, thread_entries
 from gpufleet.errors import ContextClosed, ContextInUse, GpufleetError, WrongContext, add_note
-from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
+from gpufleet.foreign_stream import ForeignStream, address_of
 from gpufleet.graph import refuse_in_captures
 from gpufleet.heap import Heap
 from gpufleet.lifetime import Lifetime
 from gpufleet.managed import ManagedBuffer
 from gpufleet.memory import DeviceBuffer
 from gpufleet.registration import unlock_all
-from gpufleet.stream import NON_BLOCKING, Event, Stream, StreamPriorities, settle
+from gpufleet.stream import DEFAULT_STREAMS, NON_BLOCKING, Event, Stream, StreamPriorities, settle
 
 if TYPE_CHECKING:
     from gpufleet.allocators import Allocator

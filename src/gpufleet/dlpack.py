@@ -140,7 +140,12 @@ def capsule_of(array: np.ndarray[Any, Any], device: tuple[int, int], max_version
     reference to its owner, and does nothing where the interpreter has ended.
     """
     is_versioned = max_version is not None and max_version[0] >= 1 and _numpy_has_versions()
-    capsule = array.__dlpack__(max_version=VERSION) if is_versioned else array.__dlpack__()
+    if not (is_versioned or array.flags.writeable):
+        raise BufferError("DLPack before 1.0 (or NumPy before 2.1) cannot say that memory is read-only")
+    try:
+        capsule = array.__dlpack__(max_version=VERSION) if is_versioned else array.__dlpack__()
+    except TypeError as error:  # NumPy before 2.0
+        raise BufferError(str(error)) from None
     name = b"dltensor_versioned" if is_versioned else b"dltensor"
     tensor: Any = LAYOUTS[name].from_address(_pointer(capsule, name)).tensor
     tensor.device_type, tensor.device_id = device

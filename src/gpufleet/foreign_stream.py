@@ -8,14 +8,11 @@ from collections import deque
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.stream import Event, Stream
+from gpufleet.stream import DEFAULT_STREAMS, Event, Stream
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
     from gpufleet.transfer import Transfer
-
-DEFAULT_STREAMS = (0, 1, 2)
-"""The legacy default stream by its two names, and the per-thread one: each exists in every context."""
 
 
 class ForeignStream(Stream):

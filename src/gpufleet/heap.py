@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
 from gpufleet.errors import CaptureError, ContextClosed, CudaError
 from gpufleet.graph import capture_in
-from gpufleet.stream import DISABLE_TIMING, NOT_READY, is_ready, settle, wait
+from gpufleet.stream import DEFAULT_STREAMS, DISABLE_TIMING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -341,8 +341,12 @@ class Heap:
         One event serves all: a stream that waits for an event waits for its last recording before the call.
         """
         driver = self.context.driver
-        with _joining:  # no context need be current for streams that were created (driver 580)
-            driver.cuEventRecord(self.joint, handle)
+        is_default = (
+            int(handle) in DEFAULT_STREAMS
+        )  # the current context's; a green one another may be inside
+        with _joining:
+            with self.context if is_default else contextlib.nullcontext():
+                driver.cuEventRecord(self.joint, handle)
             driver.cuStreamWaitEvent(later, self.joint, 0)
 
     def record_tail(self, queue: Queue) -> Any:

@@ -6,6 +6,7 @@ A launch costs a few microseconds, so what does not change from launch to launch
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
-        if queue.must_enter:
+        if queue.is_foreign and queue.must_enter:
             with queue.context:
                 self.launch(grid, block, *arguments, stream=queue, shared=shared, style=style)
             return
@@ -100,11 +101,11 @@ class Kernel:
         try:
             plan.launch(queue, configuration, arguments, style)
         except BaseException:
-            passed.owners.clear()
+            passed.pop(threading.get_ident(), None)
             raise
         if queue.graph is not None:
             queue.graph.keep(self, *arguments)
-        if passed.owners:
+        if passed:
             keep_passed(queue)
 
     def bind(

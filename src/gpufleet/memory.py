@@ -554,5 +554,9 @@ def _writable_view(array: Any) -> NDArray[Any]:
     if isinstance(array, np.ndarray):
         return array
     if hasattr(type(array), "__dlpack__"):  # host tensors of PyTorch have no buffer protocol
-        return np.from_dlpack(array)
+        view = np.from_dlpack(array)
+        if not view.flags.writeable:  # NumPy before 2.1 makes all of them so
+            shown = np.asarray(array)
+            return shown if shown.ctypes.data == view.ctypes.data else view
+        return view
     return np.frombuffer(array, "u1")

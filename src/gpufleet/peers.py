@@ -191,7 +191,7 @@ def _try_copy(source: Context, target: Context) -> bool:
     with source.alloc(pattern.nbytes) as there, target.alloc(pattern.nbytes) as here:
         there.copy_from(pattern)
         here.fill(0)
-        queue = here.queue_for(None, there)
+        queue = here.queue_for(target.main_stream, there)  # noted as a user: Ctrl-C may end the wait
         copy_to_peer(target, here.address, source, there.address, pattern.nbytes, queue)
         queue.synchronize()
         return bool((here.to_numpy("u4") == pattern).all())
@@ -215,6 +215,7 @@ def _try_kernel(user: Context, owner: Context) -> bool:
 
 def _run_probe(user: Context, memory: DeviceBuffer) -> None:
     driver, stream = user.driver, user.main_stream
+    memory.used_on(stream)  # Ctrl-C may end the wait
     with user:
         module = driver.cuModuleLoadData(PROBE)
         try:

@@ -9,8 +9,8 @@ from gpufleet import heap
 from gpufleet.current import context_of, current_context
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import WrongContext
-from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
-from gpufleet.stream import Stream
+from gpufleet.foreign_stream import ForeignStream, address_of
+from gpufleet.stream import DEFAULT_STREAMS, Stream
 
 if TYPE_CHECKING:
     from gpufleet.context import Context

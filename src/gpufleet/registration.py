@@ -247,11 +247,13 @@ def _lock_pieces(made: Lock, home: Any) -> None:
     try:
         while start < end:
             following = min(end, (start + PIECE) // mmap.PAGESIZE * mmap.PAGESIZE)
+            made.pieces.append(start)  # before, since Ctrl-C may come behind the call
             with home:
                 home.driver.cuMemHostRegister(start, following - start, flags)
-            made.pieces.append(start)
             start = following
     except BaseException as error:
+        if isinstance(error, GpufleetError):
+            made.pieces.pop()  # it was refused
         for piece in made.pieces:
             try:
                 _unlock_piece(made.life, piece)

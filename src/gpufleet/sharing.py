@@ -91,8 +91,7 @@ class Loan:
     When the buffer is closed or forgotten before they are, its memory is freed with the last of them.
     """
 
-    def __init__(self) -> None:
-        self._release: Any = None
+    _release: Any = None
 
     def outlive(self, release: Any) -> None:
         """Call `release`, which frees the memory, when the last capsule is gone."""

@@ -30,6 +30,8 @@ NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
 DISABLE_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
+DEFAULT_STREAMS = (0, 1, 2)
+"""The legacy default stream by its two names, and the per-thread one: each exists in every context."""
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
 

@@ -104,14 +104,15 @@ class Event:
 
     def record(self, scheduler: Scheduler, stream: Stream) -> None:
         """Let the event mean the work that is in `stream` now."""
-        with scheduler.lock:
-            if stream.capture is not None:
-                stream.capture.record(self, stream)
-                return
-            before = stream.predecessors()
-            stream.tail = self.new_operation()
-            scheduler.submit(stream.tail, before)
-        scheduler.settle()
+        with InterruptsDeferred():
+            with scheduler.lock:
+                if stream.capture is not None:
+                    stream.capture.record(self, stream)
+                    return
+                before = stream.predecessors()
+                stream.tail = self.new_operation()
+                scheduler.submit(stream.tail, before)
+            scheduler.settle()
 
     def record_after(self, scheduler: Scheduler, operations: list[Operation]) -> None:
         """Let the event mean some operations; the lock is held, and `Scheduler.settle` follows."""
