@@ -189,6 +189,24 @@ def test_its_work_is_captured_and_launched_as_a_graph(green: gf.GreenContext, ad
         graph.close()
 
 
+def test_its_capture_is_not_broken_by_a_wait_for_the_primary_context(
+    green: gf.GreenContext, device: Device, add: gf.Kernel
+) -> None:
+    primary = device.retain_primary_context()
+    add.load(green)
+    with green.alloc(4) as buffer, green.stream() as stream:
+        buffer.fill(0)
+        with stream.capture() as graph:
+            with pytest.raises(gf.CaptureError):
+                primary.synchronize()
+            add.launch(1, 1, buffer, 1, stream=stream)
+        graph.launch()
+        stream.synchronize()
+        assert buffer.to_numpy("u4")[0] == 1
+        graph.close()
+    primary.close()
+
+
 def test_its_streams_belong_to_it(green: gf.GreenContext) -> None:
     driver = green.driver
     with green, green.stream() as stream, green.stream(priority=-1) as urgent:

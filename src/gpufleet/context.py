@@ -60,6 +60,8 @@ class Context:
     leaves_contents : bool
         Whether what is in it lives on when it is closed, unless it is freed before: all that is in a
         primary context or a green one belongs to the primary one, which others may retain.
+    covered_by : tuple of int
+        The addresses of the contexts whose work is this one's, too: itself, and a green one's primary.
     """
 
     def __init__(self, device: Device, handle: Any, kind: str, release: Release | None = None) -> None:
@@ -69,6 +71,7 @@ class Context:
         self.address = int(handle)
         self.kind = kind
         self.leaves_contents = kind in ("primary", "green")
+        self.covered_by: tuple[int, ...] = (self.address,)
         self._closed = False
         self._kept: dict[Any, tuple[Any, Callable[[Any], None] | None]] = {}
         self._children: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -274,7 +274,7 @@ def capture_in(driver: Driver, context: Any) -> Graph | None:
     address = int(context)
     for graph in tuple(_captures):
         if graph.context.driver is driver and any(
-            stream.context.address == address for stream in tuple(graph._streams)
+            address in stream.context.covered_by for stream in tuple(graph._streams)
         ):
             return graph
     return None

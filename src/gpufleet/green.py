@@ -55,8 +55,11 @@ class GreenContext(Context):
         self._total = parts.total
         self._turn = threading.RLock()  # a finalizer may run while its thread holds it
         self._last: weakref.ref[ThreadEntries] | None = None
+        primary = int(driver.cuDevicePrimaryCtxRetain(device.handle))
+        driver.cuDevicePrimaryCtxRelease(device.handle)
         release = functools.partial(_destroy, green, parts, share)
         super().__init__(device, driver.cuCtxFromGreenCtx(green), "green", release)
+        self.covered_by = (self.address, primary)
 
     @classmethod
     def create(cls, device: Device, sm_count: int) -> GreenContext:
