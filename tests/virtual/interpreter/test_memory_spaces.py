@@ -169,6 +169,13 @@ def test_pointers_in_initialisers_and_function_addresses() -> None:
     assert (found[:, 1] == 30).all()
 
 
+def test_addresses_in_32_bits_wrap_around() -> None:
+    """As sm_120 code reads a shared array backwards: the register is negative, the offset makes up for it."""
+    body = """.shared .align 4 .b8 room[128]; shl.b32 %r5, %r1, 2; mov.u32 %r6, room; add.u32 %r7, %r6, %r5;
+    st.shared.u32 [%r7], %r1; bar.sync 0; sub.s32 %r8, %r6, %r5; ld.shared.u32 %r9, [%r8+124];"""
+    assert np.array_equal(launch(body, lanes=32)[:, 0], 31 - np.arange(32))
+
+
 def test_functions_with_registers_as_parameters() -> None:
     outside = ".func (.reg .u32 r) f(.reg .u32 a, .reg .u32 b) { mad.lo.u32 r, a, b, 1; ret; }"
     found = launch("call (%r9), f, (%r1, 3);", outside=outside, lanes=32)

@@ -14,7 +14,7 @@ from gpufleet.virtual.interpreter.moves import frame_address, read_special
 from gpufleet.virtual.interpreter.segments import segments
 from gpufleet.virtual.interpreter.slots import Slots, Source
 from gpufleet.virtual.interpreter.specials import special
-from gpufleet.virtual.interpreter.values import DTYPES, reader
+from gpufleet.virtual.interpreter.values import DTYPES, Array, reader
 from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.flow import reads_and_writes
 from gpufleet.virtual.ptx.layout import local_layout
@@ -53,6 +53,11 @@ class Linker(Protocol):
     def candidates(self) -> list[Function]:
         """Return the functions that an indirect call may reach."""
         ...
+
+
+def _sign_extended(address: Array) -> Array:
+    """Addresses in 32 bits wrap around when an offset is added: `sub %r1, 0, 4; ld.shared [%r1+8]`."""
+    return address.view(np.int32).astype(np.int64).view(np.uint64)
 
 
 class Decoder:
@@ -113,7 +118,8 @@ class Decoder:
     ) -> tuple[Source, list[Operation]]:
         """Return how to read a base address, and what computes it first."""
         if isinstance(base, Register):
-            return (base.index, reader(self.slots.stored(base), "u64")), []
+            stored = self.slots.stored(base)
+            return (base.index, _sign_extended if stored.itemsize == 4 else reader(stored, "u64")), []
         if base is None:
             return (self.slots.constant(0, "u64"), None), []
         if base.space == "local":

@@ -164,12 +164,12 @@ def _reach_constant(
 
 
 def _address(low: Lowering, base: Operand | None, n: int) -> str:
-    """The base of an address as i64."""
+    """The base of an address as i64; one of 32 bits wraps around when an offset is added, so it has a sign."""
     if base is None:
         return constant("i64", 0, n)
     if isinstance(base, Register) and SIZES[base.type] == 4:
         value = low.fetch(base, "u32", n)
-        return low.code.let(f"zext {vector('i32', n)} {value} to {vector('i64', n)}")
+        return low.code.let(f"sext {vector('i32', n)} {value} to {vector('i64', n)}")
     return low.fetch(base, "u64", n)
 
 
