@@ -232,7 +232,8 @@ def test_streams_of_two_green_contexts_wait_for_each_other(
     first, second = (each.main_stream for each in pair)
     with pair[0].alloc(4) as buffer:
         buffer.fill(0)
-        add.load(pair[1])
+        for each in pair:
+            add.load(each)  # a load would wait for the latch
         with Latch(first) as latch:
             add.launch(1, 1, buffer, 1, stream=first)
             second.wait(first.record())
