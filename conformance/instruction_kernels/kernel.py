@@ -267,7 +267,7 @@ def each(
     rows = tuple(results * len(forms))
     row_bytes = lanes * max(SIZES[type] for type in rows)
     lines = []
-    for letter, type, number in zip("abcdefgh"[:3] + "xyz", plain, itertools.count()):  # noqa: B905
+    for letter, type, number in zip("abcdefgh"[:3] + "xyz", plain, itertools.count()):
         lines.append(f"  .reg .{register(type)} %{letter}; {load(f'%{letter}', type, number)}")
     for letter, type in zip("de", results):  # noqa: B905
         lines.append(f"  .reg .{register(type)} %{letter};")

@@ -23,6 +23,8 @@ from machine import Device  # noqa: E402
 from gpufleet.virtual.interpreter import InterpreterEngine  # noqa: E402
 
 RECORDED = FOLDER / "h200-driver-580-instructions.npz"
+PART = 25
+"""Kernels of one test: the JIT compiles each in a third of a second."""
 KERNELS = {kernel.name: kernel for kernel in all_kernels()}
 
 

@@ -59,7 +59,8 @@ def test_a_copy_of_nothing_may_come_from_anywhere() -> None:
     found = copied(
         f"""st.shared.v4.u32 [%r3], {{1, 2, 3, 4}}; setp.ge.u32 %p1, %r1, 5; selp.b32 %r4, 0, 16, %p1;
         mov.u64 %rd5, 0x10; @%p1 mov.u64 %rd3, %rd5;
-        cp.async.cg.shared.global [%r3], [%rd3], 16, %r4; cp.async.commit_group; cp.async.wait_group 0; {OUT}""",
+        cp.async.cg.shared.global [%r3], [%rd3], 16, %r4; cp.async.commit_group; cp.async.wait_group 0;
+        {OUT}""",
         words(),
     )
     assert np.array_equal(found[:5], words()[:5])
@@ -92,7 +93,8 @@ def test_warps_hand_data_on_through_mbarriers() -> None:
     """Half of the block produces, the other half consumes: eight rounds through one buffer."""
     body = """
     .shared .align 8 .b64 full; .shared .align 8 .b64 empty;
-    setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [full], 32; @%p1 mbarrier.init.shared.b64 [empty], 32;
+    setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [full], 32;
+    @%p1 mbarrier.init.shared.b64 [empty], 32;
     bar.sync 0; mov.u32 %r10, 0; mov.u32 %r11, 0; and.b32 %r12, %r1, 31; mad.lo.u32 %r13, %r12, 4, %r2;
     setp.ge.u32 %p2, %r1, 32; @%p2 bra consumer;
 producer: setp.eq.u32 %p3, %r10, 0; @%p3 bra ready; sub.u32 %r14, %r10, 1; and.b32 %r14, %r14, 1;
@@ -144,7 +146,8 @@ b: sub.u32 %i, %i, 1; mad.wide.u32 %q, %i, 4, %p; ld.local.u32 %v, [%q]; add.u32
 """
     body = """
     mov.u32 %r10, 0; mov.u32 %r11, 0; and.b32 %r12, %r1, 15; add.u32 %r12, %r12, 500;
-again: { .param .b32 r; .param .b32 n; st.param.b32 [n], %r12; call.uni (r), total, (n); ld.param.b32 %r13, [r]; }
+again: { .param .b32 r; .param .b32 n; st.param.b32 [n], %r12; call.uni (r), total, (n);
+    ld.param.b32 %r13, [r]; }
     add.u32 %r10, %r10, %r13; add.u32 %r11, %r11, 1; setp.lt.u32 %p1, %r11, 20; @%p1 bra again;
     st.global.v4.u32 [%rd4], {%r10, 0, 0, 0};
     """
@@ -160,7 +163,8 @@ def test_an_allocation_beyond_the_stack_is_a_fault() -> None:
 
 
 HEAP = ".extern .func (.param .b64 r) malloc (.param .b64 n);\n.extern .func free (.param .b64 p);"
-MALLOC = "{{ .param .b64 r; .param .b64 n; st.param.b64 [n], {size}; call.uni (r), malloc, (n); ld.param.b64 {to}, [r]; }}"
+MALLOC = """{{ .param .b64 r; .param .b64 n; st.param.b64 [n], {size};
+    call.uni (r), malloc, (n); ld.param.b64 {to}, [r]; }}"""
 FREE = "{{ .param .b64 p; st.param.b64 [p], {0}; call.uni free, (p); }}"
 
 
@@ -171,7 +175,8 @@ again: {MALLOC.format(size="%rd8", to="%rd9")}
     setp.eq.u64 %p2, %rd9, 0; @%p2 add.u32 %r11, %r11, 1; @!%p2 st.u32 [%rd9], %r1; @!%p2 ld.u32 %r12, [%rd9];
     @!%p2 setp.ne.u32 %p3, %r12, %r1; @!%p2 selp.u32 %r13, 1, 0, %p3; @!%p2 add.u32 %r11, %r11, %r13;
     {FREE.format("%rd9")}
-    add.u32 %r10, %r10, 1; setp.lt.u32 %p1, %r10, 20; @%p1 bra again; st.global.v4.u32 [%rd4], {{%r11, 0, 0, 0}};
+    add.u32 %r10, %r10, 1; setp.lt.u32 %p1, %r10, 20; @%p1 bra again;
+    st.global.v4.u32 [%rd4], {{%r11, 0, 0, 0}};
     """
     # 64 threads take about 9 KiB each, 20 times: more than the heap has, unless it is given back.
     assert not copied(body, words(), outside=HEAP)[:, 0].any()
@@ -245,7 +250,8 @@ def test_indirect_calls_of_functions_with_barriers() -> None:
     mov.u32 %r10, 0;
 each: mov.u64 %rd8, table; mad.wide.u32 %rd8, %r10, 8, %rd8; ld.global.u64 %rd9, [%rd8];
 shape: .callprototype (.param .b32 _) _ (.param .b32 _);
-    { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call (r), %rd9, (v), shape; ld.param.b32 %r11, [r]; }
+    { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call (r), %rd9, (v), shape;
+    ld.param.b32 %r11, [r]; }
     mad.wide.u32 %rd10, %r10, 4, %rd4; st.global.u32 [%rd10], %r11; add.u32 %r10, %r10, 1;
     setp.lt.u32 %p1, %r10, 2; @%p1 bra each;
     """

@@ -201,7 +201,8 @@ def test_indirect_branches() -> None:
         "wgmma.fence.sync.aligned;",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%rd1];",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%rd1], [%rd2], 16, [%rd3];",
-        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%rd1], [%rd2, {%r1}], [%rd3];",
+        "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%rd1], [%rd2, {%r1}], [%rd3];",
         "multimem.ld_reduce.relaxed.sys.global.add.u32 %r1, [%rd1];",
         "sured.b.add.1d.u32.trap [t, {%r1}], %r2;",
         "suld.b.1d.b32.trap %r1, [t, {%r2}];",
