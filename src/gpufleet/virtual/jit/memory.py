@@ -164,7 +164,7 @@ def _reach_constant(
 
 
 def _address(low: Lowering, base: Operand | None, n: int) -> str:
-    """The base of an address as i64; one of 32 bits wraps around when an offset is added, so it has a sign."""
+    """The base of an address as i64; of 32 bits it has a sign, since adding an offset wraps around there."""
     if base is None:
         return constant("i64", 0, n)
     if isinstance(base, Register) and SIZES[base.type] == 4:

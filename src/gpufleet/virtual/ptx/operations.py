@@ -163,7 +163,8 @@ _UNLISTED_WORDS = (
     "e2m1x4 e2m3x4 e3m2x4 e4m3x4 e5m2x4 tf32 u4 s4 b1 b6x16_p32 b4x16_p64 b6p2x16 b4x16 v1 v16 global const "
     "sync_restrict::shared::cta sync_restrict::shared::cluster tensormap::generic async::generic tile "
     # bulk and tensor copies
-    "tensor reduce prefetch read bulk_group mbarrier::complete_tx::bytes multicast::cluster cp_mask ignore_oob "
+    "tensor reduce prefetch read bulk_group mbarrier::complete_tx::bytes multicast::cluster cp_mask "
+    "ignore_oob "
     "im2col im2col_no_offs im2col::w im2col::w::128 tile::gather4 tile::scatter4 cta_group::1 cta_group::2 "
     "unicast fixed_address replace"
 )
