@@ -65,6 +65,16 @@ def push_pop(context: gf.Context) -> Callable[[int], None]:
     return work
 
 
+def creation(device: gf.Device) -> float:
+    """Return the median time to make and close a green context; the primary one is there."""
+    times = []
+    for _ in range(100):
+        start = time.perf_counter()
+        device.create_green_context(sm_count=1).close()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--driver", default="auto")
@@ -72,12 +82,17 @@ def main() -> None:
     options = parser.parse_args()
     device = gf.devices(options.driver)[0]
     context = device.create_context()
+    primary = device.retain_primary_context()
+    green = device.create_green_context(sm_count=1)
     results = {
         "bindings: push + pop": microseconds(bare(context)),
         "with context": microseconds(with_block(context)),
         "context.push, context.pop": microseconds(push_pop(context)),
+        "with green context": microseconds(with_block(green)),
+        "create + close green context": creation(device),
     }
-    context.close()
+    for each in (green, primary, context):
+        each.close()
     if not device.is_virtual:
         results |= peers()
     for name, value in results.items():

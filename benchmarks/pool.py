@@ -63,7 +63,8 @@ def measure(driver: str) -> dict[str, float]:
     """Time everything in turns, so that what else the machine does falls on all alike."""
     pool = gf.ContextPool(driver=driver)
     narrow = gf.ContextPool(max_threads_per_context=1, driver=driver)
-    with pool.lease() as context, narrow.lease():
+    green = gf.ContextPool(kind="green", driver=driver)
+    with pool.lease() as context, narrow.lease(), green.lease():
         pass
     plain = ThreadPoolExecutor(2 * len(pool.devices))
     fleet = gf.FleetExecutor(pool)
@@ -73,6 +74,7 @@ def measure(driver: str) -> dict[str, float]:
         "lease + release": (leases(pool), CALLS),
         "lease + release, of a device": (leases(pool, device=0), CALLS),
         "lease + release, one thread per context": (leases(narrow), CALLS),
+        "lease + release, green context": (leases(green), CALLS),
         "async with lease": (async_leases(pool), CALLS),
         "ThreadPoolExecutor: task": (tasks(plain), TASKS),
         "FleetExecutor: task": (tasks(fleet), TASKS),
@@ -91,6 +93,7 @@ def measure(driver: str) -> dict[str, float]:
         thing.shutdown()
     pool.close()
     narrow.close()
+    green.close()
     return {name: statistics.median(found) for name, found in times.items()}
 
 
@@ -166,9 +169,10 @@ class Stress:
         self.thread_count = threads
         self.kinds = itertools.cycle(
             [
-                {"kind": "primary"},
                 {"kind": "primary", "max_threads_per_context": 3},
+                {"kind": "primary"},
                 {"kind": "created", "per_device": 2, "max_threads_per_context": 2},
+                {"kind": "green", "per_device": 3},
             ]
         )
         self.outcomes: dict[str, int] = {}
@@ -250,9 +254,9 @@ class Stress:
             device = chance.choice((None, None, 0, 1, 2, 3))
             timeout = chance.choice((None, 1.0, 0.001, 0))
             try:
-                if roll < 0.0003:
+                if roll < 0.001:
                     yield self.replace_pool(pool)
-                elif roll < 0.001:
+                elif roll < 0.002:
                     gc.collect(0)
                     yield "collections"
                 elif roll < 0.01:
@@ -280,6 +284,8 @@ class Stress:
                 with pool.lease(timeout=0) as inner:
                     assert inner.is_current
                 assert context.is_current
+            if roll > 0.8:
+                time.sleep(0)  # lets other threads find the pool as full as it is
         return "used"
 
     def hand_over(self, lease: gf.Lease) -> str:
@@ -298,7 +304,7 @@ class Stress:
         with lease as context:
             pass
         with contextlib.suppress(gf.ContextInUse):
-            if context.kind == "created":
+            if context.kind in ("created", "green"):
                 context.close()
         return "closed contexts"
 

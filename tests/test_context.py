@@ -165,9 +165,10 @@ def test_pop_refuses_while_something_else_is_on_top_of_the_driver_stack(
 def test_foreign_switch_inside_with_is_put_right(device: Device, context: gf.Context) -> None:
     outer, foreign = device.create_context(), device.create_context()
     with outer:
-        with pytest.warns(gf.ContextWarning, match="set again"):
+        with pytest.warns(gf.ContextWarning, match="set again") as caught:
             with context:
                 device.driver.cuCtxSetCurrent(foreign.handle)
+        assert caught[0].filename == __file__
         assert current(device.driver) == outer.address
     outer.close()
     foreign.close()

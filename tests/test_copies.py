@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -291,3 +294,132 @@ def test_pair_is_tried_once(both: list[gf.Context], monkeypatch: pytest.MonkeyPa
         for _ in range(3):
             target.copy_from(source)
     assert len(tried) == 1
+
+
+def test_array_in_the_memory_of_another_device_is_copied(both: list[gf.Context]) -> None:
+    here, there = both
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        mine.fill(0)
+        theirs.copy_from(np.arange(64, dtype="u1"))
+        array = theirs.view("u1", (4, 8), offset=16)
+        mine.copy_from(array, offset=8)
+        assert mine.to_numpy().tolist() == [0] * 8 + list(range(16, 48)) + [0] * 24
+        mine.fill(9)
+        mine.copy_to(array)
+        mine.view("u1", 32).copy_to(array)
+        assert theirs.to_numpy().tolist() == [*range(16), *[9] * 32, *range(48, 64)]
+
+
+def test_array_of_another_device_is_not_believed_to_arrive(
+    both: list[gf.Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = both
+    monkeypatch.setattr(
+        here.driver, "belongings", {k: v for k, v in here.driver.belongings.items() if k != "peers"}
+    )
+    monkeypatch.setattr(peers, "copy_to_peer", lambda *given: None)  # claims success, and writes nothing
+    with here.alloc(64) as mine, there.alloc(64) as theirs:
+        theirs.fill(5)
+        mine.copy_from(theirs.view("u1", 32))
+        assert mine.to_numpy()[:32].tolist() == [5] * 32
+
+
+def test_pitch_and_offset_that_make_no_sense_are_refused(context: gf.Context) -> None:
+    with context.alloc(128) as buffer:
+        for copy in (buffer.copy_from, buffer.copy_to):
+            with pytest.raises(ValueError, match="pitch= is for host arrays"):
+                copy(buffer.view("u1", (4, 8)), pitch=8)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros((4, 8), "u1"), pitch=9.5)
+            with pytest.raises(TypeError, match="integer"):
+                copy(np.zeros(8, "u1"), offset=1.5)
+
+
+def test_single_column_of_an_array_is_rows_of_one_element(context: gf.Context) -> None:
+    array = np.arange(64, dtype="u1").reshape(8, 8)
+    with context.alloc(8) as buffer:
+        buffer.copy_from(array[:, ::2][:, 1:2])
+        assert buffer.to_numpy().tolist() == array[:, 2].tolist()
+
+
+@pytest.mark.parametrize("what", ["copy_from", "copy_to", "fill", "copy"])
+def test_memory_of_a_copy_that_was_interrupted_is_kept_until_it_is_done(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    def interrupted(*given: Any) -> None:
+        raise Interrupt
+
+    main = context.main_stream
+    buffer, other = context.alloc(4096), context.alloc(4096)
+    host = gf.pinned(4096, context=context)
+    addresses = {buffer.address, other.address}
+    with Latch(main):
+        with monkeypatch.context() as patch, pytest.raises(Interrupt):
+            patch.setattr(main, "synchronize", interrupted)
+            {
+                "copy_from": lambda: buffer.copy_from(host),
+                "copy_to": lambda: buffer.copy_to(host),
+                "fill": lambda: buffer.fill(1),
+                "copy": lambda: buffer.copy_from(other),
+            }[what]()
+        used = {
+            "copy_from": {buffer, host},
+            "copy_to": {buffer, host},
+            "fill": {buffer},
+            "copy": {buffer, other},
+        }[what]
+        taken = {each.address for each in used}
+        for each in (buffer, other, host):
+            each.close()
+        with contextlib.ExitStack() as stack:
+            again = {stack.enter_context(context.alloc(4096)).address for _ in range(4)}
+            pinned = stack.enter_context(gf.pinned(4096, context=context)).address
+            assert not (again & taken & addresses), "handed out under the copy"
+            assert pinned not in taken, "handed out under the copy"
+
+
+def test_memory_is_locked_by_the_thread_that_asks_for_it_and_in_no_callback(
+    context: gf.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, here = context.driver, threading.get_ident()
+    threads: list[int] = []
+    original = driver.cuMemHostRegister
+
+    def register(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return original(*given)
+
+    def refused(*given: Any) -> Any:
+        raise AssertionError("a call of Python was put into a stream")
+
+    monkeypatch.setattr(driver, "cuMemHostRegister", register)
+    for call in ("cuLaunchHostFunc", "cuStreamAddCallback"):
+        monkeypatch.setattr(driver, call, refused)
+    gf.trim_pinned(driver)
+    data = np.ones(3 << 20, "u1")
+    with context.stream() as stream, context.alloc(data.nbytes) as buffer:
+        with Latch(stream):
+            buffer.copy_from(data, stream=stream)
+            read = buffer.to_numpy(stream=stream)
+        assert (read.result() == 1).all()
+    assert set(threads) == {here}
+
+
+def test_memory_mapped_file_is_not_copied_on_its_way_to_the_staging_memory(
+    context: gf.Context, tmp_path: Any
+) -> None:
+    path = tmp_path / "data"
+    np.ones(8 << 20, "u1").tofile(path)
+    mapped = np.memmap(path, "u1", mode="r")
+    with context.stream() as stream, context.alloc(mapped.nbytes) as buffer:
+        tracemalloc.start()
+        try:
+            buffer.copy_from(mapped, stream=stream)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        stream.synchronize()
+    del mapped

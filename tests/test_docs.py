@@ -1,6 +1,7 @@
 """What README.md and docs/ show is what happens: their examples run, on virtual devices.
 
-A `python` block is run as a program, or by pytest where it has tests. In a `console` block each line that
+A `python` block is run as a program, or by pytest where it has tests; one that says `gpu` too needs a real
+one, and the libraries that it imports. In a `console` block each line that
 starts with "$ " is run in a shell, and what it prints must be the lines below it, where "..." stands for
 anything.
 """
@@ -32,7 +33,7 @@ class Block(NamedTuple):
 
 
 def blocks(language: str) -> list[Block]:
-    fence = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    fence = re.compile(r"^```(\w+(?: gpu)?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -58,20 +59,33 @@ def _no_gpu() -> None:
         pytest.skip("this machine has a GPU")
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
-def test_example_runs(block: Block, tmp_path: Path) -> None:
-    script = tmp_path / "test_example.py"
+def run(block: Block, folder: Path, driver: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "test_example.py"
     script.write_text(block.text, encoding="utf-8")
     options = PYTEST if "\ndef test_" in block.text else []
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-W", "error", *options, script],
-        cwd=tmp_path,
-        env=environment(GPUFLEET_DRIVER="virtual"),
+        cwd=folder,
+        env=environment(GPUFLEET_DRIVER=driver),
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.name)
+def test_example_runs(block: Block, tmp_path: Path) -> None:
+    done = run(block, tmp_path, "virtual")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", blocks("python gpu"), ids=lambda block: block.name)
+def test_example_runs_on_a_gpu(block: Block, tmp_path: Path) -> None:
+    for library in re.findall(r"^import (\w+)", block.text, re.MULTILINE):
+        pytest.importorskip(library)
+    done = run(block, tmp_path, "nvidia")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -96,3 +110,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
 
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+SAFETY = (PROJECT / "docs/threads.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "sentence", re.findall(r"^\* .*$", SAFETY, re.MULTILINE), ids=lambda line: line[2:42]
+)
+def test_sentence_on_threads_names_tests_that_exist(sentence: str) -> None:
+    found = re.search(r"<!-- (.+) -->$", sentence)
+    assert found, "no test is named"
+    for test in found[1].split():
+        file, _, function = test.partition("::")
+        text = (PROJECT / "tests" / file).read_text(encoding="utf-8")
+        assert function == "*" or f"def {function}(" in text, f"there is no {test}"

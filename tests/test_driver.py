@@ -174,6 +174,25 @@ def test_use_only_in_the_child_works() -> None:
     assert run(code).stdout == "7\n"
 
 
+def test_child_of_a_parent_that_has_only_counted_devices_is_told_so() -> None:
+    code = """
+        import multiprocessing, gpufleet as gf
+
+        def work():
+            try:
+                gf.devices("virtual")[0].create_context()
+            except gf.ForkedProcess as error:
+                print("spawn" in str(error), flush=True)
+
+        print(len(gf.devices("virtual")), flush=True)
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start(); child.join()
+        print(child.exitcode)
+    """
+    done = run(code)
+    assert (done.stdout, done.stderr) == ("2\nTrue\n0\n", "")
+
+
 @pytest.mark.parametrize("ends", ["", "import sys; sys.exit(3)", "raise SystemExit(3)"])
 def test_interpreter_exit_with_everything_open_is_silent(ends: str) -> None:
     code = f"""

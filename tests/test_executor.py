@@ -434,3 +434,19 @@ def test_executor_used_before_a_fork_says_so_in_the_child_which_ends() -> None:
         """,
         "7\n8\n",
     )
+
+
+def test_tasks_run_in_green_contexts_of_a_pool(device: Device) -> None:
+    with (
+        gf.ContextPool([device], kind="green", per_device=2) as pool,
+        gf.FleetExecutor(pool, threads_per_device=3) as executor,
+    ):
+        contexts = {each.address for each in executor.map(_current_green, range(20))}
+        assert 1 <= len(contexts) <= 2
+
+
+def _current_green(_: int) -> gf.Context:
+    context = gf.current_context()
+    assert isinstance(context, gf.GreenContext)
+    assert len(context.threads_inside()) == 1
+    return context

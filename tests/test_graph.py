@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -180,7 +180,7 @@ def test_blocking_copies_and_waits_for_the_context_are_refused_in_a_capture(
 ) -> None:
     with stream.capture() as graph:
         for wait in (number.to_numpy, lambda: number.copy_from(np.zeros(1, "u4")), context.synchronize):
-            with pytest.raises(gf.CaptureError, match="cannot be part of"):
+            with pytest.raises(gf.CaptureError, match=r"cannot be part of|while .* is captured"):
                 wait()
     graph.launch()
     stream.synchronize()
@@ -391,3 +391,102 @@ def test_a_graph_of_a_fault_is_named_among_the_suspects(context: gf.Context, str
             graph.launch(stream)
             assert any("a graph of" in suspect and "add" in suspect for suspect in log.suspects())
             graph.close()
+
+
+def test_pinned_memory_of_a_graph_that_was_closed_is_refused_at_its_launch(
+    context: gf.Context, stream: gf.Stream, number: gf.DeviceBuffer
+) -> None:
+    for source in (lambda pinned: pinned, lambda pinned: pinned.array.view("u4")[:1]):
+        pinned = gf.pinned(4, context=context)
+        with stream.capture() as graph:
+            number.copy_from(source(pinned), stream=stream)
+        graph.launch()
+        stream.synchronize()
+        pinned.close()
+        with pytest.raises(gf.ContextClosed, match="was closed"):
+            graph.launch()
+        graph.close()
+
+
+def test_a_capture_survives_that_there_is_no_memory(
+    context: gf.Context, stream: gf.Stream, number: gf.DeviceBuffer
+) -> None:
+    with stream.capture() as graph:
+        number.fill(1, stream=stream)
+        with pytest.raises(gf.CudaError, match="OUT_OF_MEMORY"):
+            context.alloc(1 << 50)
+        number.fill(2, stream=stream)
+    graph.launch()
+    stream.synchronize()
+    assert value(number) == 0x02020202
+    graph.close()
+
+
+@pytest.mark.parametrize("what", ["synchronize", "trim_memory", "close"])
+def test_what_another_thread_does_to_the_whole_context_is_refused_before_it_breaks_the_capture(
+    context: gf.Context, stream: gf.Stream, number: gf.DeviceBuffer, what: str
+) -> None:
+    said: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            getattr(context, what)()
+        except gf.CaptureError as error:
+            said.append(error)
+
+    with stream.capture() as graph:
+        number.fill(3, stream=stream)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert "is captured" in str(said[0])
+    graph.launch()
+    stream.synchronize()
+    assert value(number) == 0x03030303
+    graph.close()
+
+
+def test_a_capture_is_known_to_every_object_of_a_primary_context(device: Device) -> None:
+    one, other = device.retain_primary_context(), device.retain_primary_context()
+    created = device.create_context()
+    shared = created.alloc(64)
+    shared.share()  # its free waits for all that the primary context has to do
+    with one.stream() as stream, one.alloc(4) as buffer:
+        with stream.capture() as graph:
+            with pytest.raises(gf.CaptureError, match="is captured"):
+                other.synchronize()
+            shared.close()
+            created.alloc(4).close()
+            buffer.fill(3, stream=stream)
+        graph.launch()
+        stream.synchronize()
+        assert value(buffer) == 0x03030303
+        graph.close()
+    created.alloc(4).close()
+    assert not created.heap.live
+    for context in (created, one, other):
+        context.close()
+
+
+def test_an_interrupt_while_a_capture_begins_or_ends_leaves_none(
+    context: gf.Context, stream: gf.Stream, number: gf.DeviceBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    driver = context.driver
+    for call in ("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"):
+
+        def interrupted(*given: object, real: Callable[..., object] = getattr(driver, call)) -> None:
+            real(*given)
+            raise Interrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, call, interrupted)
+            with pytest.raises(Interrupt), stream.capture():
+                number.fill(1, stream=stream)
+        number.fill(0, stream=stream)
+        stream.synchronize()  # it is no longer captured
+        context.synchronize()
+        context.alloc(4).close()
+        assert set(context.heap.live) == {number.address}, "frees go on"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ class ByDlpack:
 
     def __init__(self, array: Any, versioned: bool = True) -> None:
         self.array, self.versioned = array, versioned
+        self.owner: Any = None
 
     def __dlpack_device__(self) -> tuple[int, int]:
         device: tuple[int, int] = self.array.__dlpack_device__()
@@ -40,6 +43,7 @@ class ByInterface:
 
     def __init__(self, array: Any, **other: Any) -> None:
         self.array, self.other = array, other
+        self.owner: Any = None
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -149,8 +153,6 @@ def test_memory_that_another_library_took_outlives_its_buffer(context: gf.Contex
     del taken
     gc.collect()
     context.synchronize()
-    gf.as_array(ByDlpack(kept := context.alloc(16)), context=context)  # lets go of what is done with
-    kept.close()
     context.trim_memory()
     assert address not in context.heap.live
 
@@ -334,3 +336,286 @@ sys.kept = [buffer.__dlpack__(stream=-1), gf.as_array(buffer.view())]   # dies w
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["dlpack 1", "dlpack 0", "interface"])
+def test_a_dropped_source_is_kept_until_it_is_copied(context: gf.Context, way: Any) -> None:
+    with context.stream() as stream, context.alloc(96) as there, context.alloc(96) as here:
+        source = ByInterface(there.view(), stream=None)
+        source.owner = Owner()
+        gone = weakref.ref(source.owner)
+        if way is not ByInterface:  # whoever has the capsule has the array, and that the owner
+            source = way(gf.as_array(source, context=context))
+        with Latch(stream):
+            here.copy_from(source, stream=stream)
+            del source
+            gc.collect()
+            assert gone() is not None, "its library may reuse the memory under the copy"
+        context.synchronize()
+        here.fill(0, stream=stream).synchronize()  # looks what is complete
+        assert gone() is None
+
+
+class Owner:
+    pass
+
+
+def test_memory_that_was_lent_to_a_closed_context_does_not_hold_up_others(device: Device) -> None:
+    closed, context = device.create_context(), device.create_context()
+    with context.alloc(96) as buffer:
+        theirs = ByInterface(buffer.view(), stream=None)
+        with closed.stream() as stream, Latch(stream):
+            lent = gf.as_array(theirs, stream=stream)
+            lent.copy_from(VALUES, stream=stream)
+            lent.buffer.close()
+        closed.close()
+        gf.as_array(theirs, context=context).buffer.close()
+    context.close()
+
+
+def test_a_copy_waits_for_what_is_being_written(context: gf.Context) -> None:
+    class Copying(ByDlpack):
+        def __dlpack__(self, **how: Any) -> Any:
+            return super().__dlpack__(copy=True, **how)
+
+    with context.stream() as mine, context.stream() as theirs, context.alloc(96) as buffer:
+        buffer.fill(0)
+        with Latch(mine):
+            buffer.fill(7, stream=mine)
+            copied = gf.as_array(Copying(buffer), stream=theirs)
+        theirs.synchronize()
+        assert (copied.to_numpy() == 7).all()
+        copied.buffer.close()
+
+
+def test_a_copy_of_what_is_not_contiguous_is_refused(context: gf.Context) -> None:
+    with context.alloc(96) as buffer, pytest.raises(BufferError, match="not C-contiguous"):
+        gf.DeviceArray(buffer, np.dtype("f4"), (6, 4), (4, 24)).__dlpack__(copy=True)
+
+
+def test_read_only_memory_stays_read_only(context: gf.Context) -> None:
+    with context.alloc(96) as buffer:
+        view = buffer.view("f4")
+        array = gf.as_array(ByInterface(view, data=(view.address, True)), context=context)
+        assert array.is_read_only
+        for write in (
+            lambda: array.copy_from(VALUES),
+            lambda: array.buffer.fill(0),
+            lambda: view.copy_to(array),
+            lambda: buffer.copy_to(array.buffer),
+        ):
+            with pytest.raises(ValueError, match="is read-only memory of another library"):
+                write()
+        assert array.__cuda_array_interface__["data"] == (view.address, True)
+        with pytest.raises(BufferError):
+            array.__dlpack__()
+        if np.lib.NumpyVersion(np.__version__) >= "2.1.0":  # from there on capsules can say so
+            assert gf.as_array(ByDlpack(array), context=context).is_read_only
+        array.buffer.close()
+
+
+def test_part_of_a_buffer_is_copied_whole_and_alone(context: gf.Context) -> None:
+    with context.alloc(64) as buffer, context.alloc(64) as other:
+        buffer.fill(0)
+        array = buffer.view("u1", 8, offset=8)
+        nameless = ByDlpack(other.view("u1", 16))  # tells no size but in its capsule
+        for wrong in (b"1" * 16, bytearray(7), [1, 2], nameless, other.view("u1", 7)):
+            with pytest.raises(ValueError, match="bytes cannot be copied from or to"):
+                array.copy_from(wrong)
+        for small in (bytearray(16), nameless, other):
+            with pytest.raises(ValueError, match="bytes cannot be copied from or to"):
+                array.copy_to(small)
+        assert not buffer.to_numpy().any()
+        array.copy_from(b"\1" * 8)
+        assert buffer.to_numpy().tolist() == [0] * 8 + [1] * 8 + [0] * 48
+
+
+def test_host_tensor_of_a_library_that_has_gpu_ones_too_is_a_host_array(context: gf.Context) -> None:
+    class HostTensor:
+        """As PyTorch's: the type has the interface, this tensor has not, nor the buffer protocol."""
+
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            raise AttributeError("Can't get __cuda_array_interface__ on non-CUDA tensor type")
+
+        def __array__(self, *given: Any, **how: Any) -> Any:
+            return self.array
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+        def __dlpack__(self, **how: Any) -> Any:
+            return self.array.__dlpack__(**how)
+
+    with context.alloc(96) as buffer:
+        buffer.copy_from(HostTensor(VALUES))
+        back = np.zeros_like(VALUES)
+        buffer.copy_to(HostTensor(back))
+        assert (back == VALUES).all()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"shape": None},
+        {"shape": (-3,)},
+        {"shape": (1.5,)},
+        {"strides": (4, 4)},
+        {"typestr": "zz"},
+        {"typestr": "|O8"},
+        {"data": None},
+        {"data": (0, False)},
+        {"stream": 0},
+        {"stream": "x"},
+        {"mask": "nothing"},
+    ],
+    ids=str,
+)
+def test_nonsense_of_an_interface_is_refused(context: gf.Context, nonsense: dict[str, Any]) -> None:
+    with context.alloc(64) as buffer:
+        array = ByInterface(buffer.view(), **nonsense)
+        why = "makes no sense|not allowed|has no memory|Python objects|mask"
+        with pytest.raises(ValueError, match=why):
+            gf.as_array(array, context=context)
+        with pytest.raises(ValueError, match=why):
+            buffer.copy_from(array)
+
+
+def test_fields_are_kept(context: gf.Context) -> None:
+    with context.alloc(64) as buffer:
+        pairs = buffer.view([("a", "i4"), ("b", "f8")], 5)
+        back = gf.as_array(ByInterface(pairs), context=context)
+        assert (back.dtype, back.shape) == (pairs.dtype, (5,))
+        back.buffer.close()
+        with pytest.raises(BufferError):  # DLPack has no fields
+            pairs.__dlpack__()
+
+
+def test_lengths_are_integers_of_any_kind(context: gf.Context) -> None:
+    with context.alloc(64) as buffer:
+        assert buffer.view("f4", np.int64(4)).shape == (4,)
+        assert all(type(each) is int for each in buffer.view("f4", (np.int64(4), -1)).shape)
+        assert buffer.view("u1", 4, offset=np.int64(8)).address == buffer.address + 8
+        with pytest.raises(TypeError, match="float"):
+            buffer.view("f4", (2.0, 2))
+        with pytest.raises(ValueError, match="from byte 68 on do not fit"):
+            buffer.view("f4", offset=68)
+        with pytest.raises(ValueError, match="have no bytes"):
+            buffer.view("S0", 3)
+
+
+def test_capsules_of_many_threads_share_one_loan(context: gf.Context) -> None:
+    for _ in range(50):
+        buffer = context.alloc(96)
+        buffer.copy_from(VALUES)
+        address, capsules = buffer.address, []
+        go = threading.Barrier(4)
+
+        def take(buffer: gf.DeviceBuffer = buffer, go: Any = go, capsules: Any = capsules) -> None:
+            go.wait()
+            capsules.append(buffer.__dlpack__(stream=-1))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        buffer.close()
+        while capsules:
+            assert address in context.heap.live, "freed while a capsule has it"
+            capsules.pop()
+        context.trim_memory()
+        assert address not in context.heap.live
+
+
+def test_exports_and_imports_in_a_loop_leave_nothing(context: gf.Context) -> None:
+    with context.alloc(96) as buffer:
+        for _ in range(1000):
+            gf.as_array(ByDlpack(buffer), context=context)
+            buffer.__dlpack__(stream=-1)  # never consumed
+        context.synchronize()
+    context.alloc(16).close()
+    context.trim_memory()
+    assert not context.heap.live
+
+
+def test_dropped_arrays_are_let_go_without_more_ado(context: gf.Context) -> None:
+    with context.alloc(96) as buffer, context.stream() as stream:
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        array = gf.as_array(theirs, context=context)
+        array.to_numpy()
+        del array, theirs
+        assert gone() is None, "no work uses it"
+
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        array = gf.as_array(theirs, context=context)
+        with Latch(stream):
+            array.copy_from(VALUES, stream=stream)
+            del array, theirs
+            gf.as_array(ByInterface(buffer.view(), stream=None), context=context)
+            assert gone() is not None
+        context.synchronize()
+        assert gone() is None
+
+
+def test_memory_that_came_back_is_still_its_buffers(context: gf.Context) -> None:
+    with context.alloc(96) as buffer, context.stream() as stream:
+        back = gf.as_array(ByInterface(buffer.view(), stream=None), context=context)
+        back.copy_from(VALUES, stream=stream)
+        back.buffer.close()
+        context.synchronize()
+        assert buffer.address in context.heap.live
+
+
+def test_a_default_stream_is_that_of_its_own_context_whatever_is_current(device: Device) -> None:
+    class Default:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, 0)
+
+    context, other = device.create_context(), device.create_context()
+    with context:
+        stream = gf.as_stream(Default())
+    with context.alloc(4096) as buffer, other.stream() as later:
+        kernel = gf.Program.from_source(
+            'extern "C" __global__ void fill(char *to) { to[threadIdx.x] = 2; }', driver=context.driver
+        ).kernel("fill")
+        kernel.load(context)
+        with Latch(stream), other:
+            transfer = buffer.fill(1, stream=stream)
+            kernel.launch(1, 32, buffer, stream=stream)
+            read = buffer.to_numpy(stream=stream)
+            later.wait(stream.record())
+            assert [each.query() for each in (stream, transfer, read, later)] == [False] * 4
+        assert read.result().tolist() == [2] * 32 + [1] * 4064
+        assert buffer.copy_from(b"1234", stream=Default()).result() is None
+        with context.alloc(4, stream=Default()) as second:
+            second.fill(0, stream=Default()).synchronize()
+    context.close()
+    other.close()
+
+
+def test_an_array_that_is_dropped_after_a_launch_is_kept_until_the_kernel_is_done(
+    context: gf.Context,
+) -> None:
+    kernel = gf.Program.from_source(
+        'extern "C" __global__ void fill(char *to) { to[threadIdx.x] = 2; }', driver=context.driver
+    ).kernel("fill")
+    kernel.load(context)
+    with context.stream() as stream, context.alloc(96) as buffer:
+        theirs = ByInterface(buffer.view(), stream=None)
+        theirs.owner = Owner()
+        gone = weakref.ref(theirs.owner)
+        with Latch(stream):
+            kernel.launch(1, 32, theirs, stream=stream)
+            del theirs
+            gc.collect()
+            assert gone() is not None, "its library may reuse the memory under the kernel"
+        stream.synchronize()
+        assert gone() is None

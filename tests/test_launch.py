@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 import struct
 import threading
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import gpufleet as gf
 from gpufleet.compiler import compile_source
 from gpufleet.device import Device
 from gpufleet.driver import Driver
+from gpufleet.signature import parse
 
 STYLES = pytest.mark.parametrize("style", ["packed", "pointers"])
 
@@ -613,3 +616,92 @@ def test_forked_child_is_told_so(image: bytes, virtual: Driver) -> None:
     finally:
         virtual.is_forked = virtual.is_lost = False
     context.close()
+
+
+# Any signature
+
+
+def copier(names: list[str]) -> tuple[str, list[int]]:
+    """Return PTX that copies its parameters but the first to where that points, and their offsets."""
+    types = parse(names)
+    declarations, body, end = [".param .align 8 .u64 p0"], [], 8
+    offsets = []
+    for number, each in enumerate(types, 1):
+        alignment = min(each.size & -each.size, 8)
+        end = -(-end // alignment) * alignment
+        offsets.append(end)
+        declarations.append(f".param .align {alignment} .b8 p{number}[{each.size}]")
+        for byte in range(each.size):
+            body += [f"ld.param.u8 %r0, [p{number}+{byte}];", f"st.global.u8 [%rd0+{end + byte}], %r0;"]
+        end += each.size
+    text = "\n".join(
+        [
+            ".version 7.0\n.target sm_75\n.address_size 64",
+            f".visible .entry copy({', '.join(declarations)}) {{",
+            ".reg .b32 %r0; .reg .b64 %rd0;",
+            "ld.param.u64 %rd0, [p0];",
+            *body,
+            "ret;\n}",
+        ]
+    )
+    return text, offsets
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_signature_in_both_styles_and_bound(seed: int, context: gf.Context) -> None:
+    chance = random.Random(seed)
+    kinds = ["int8", "uint16", "int32", "uint64", "float32", "float64", "bytes[3]", "bytes[16]", "bytes[40]"]
+    names = [chance.choice(kinds) for _ in range(chance.randint(1, 10))]
+    values: list[Any] = []
+    expected = bytearray(512)
+    text, offsets = copier(names)
+    for name, offset in zip(names, offsets, strict=True):
+        size = parse(name)[0].size
+        content = (
+            chance.randbytes(size) if "float" not in name else struct.pack("<d", chance.random())[-size:]
+        )
+        expected[offset : offset + size] = content
+        dtype = None if name.startswith("bytes") else np.dtype(name)
+        values.append(content if dtype is None else np.frombuffer(content, dtype)[0])
+    signature = ["pointer", *names]
+    kernel = gf.Program.from_image(text, driver=context.driver).kernel("copy", signature=signature)
+    as_python = [value.item() if isinstance(value, np.integer) else value for value in values]
+    with context.alloc(512) as out, context.stream() as stream:
+        for style in ("packed", "pointers"):
+            bound = kernel.bind(1, 1, stream=stream, style=style)
+            for launch in (bound, functools.partial(kernel.launch, 1, 1, stream=stream, style=style)):
+                for given in (values, as_python):
+                    out.fill(0, stream=stream)
+                    launch(out, *given)
+                    assert out.to_numpy("u1", stream=stream).result().tobytes() == expected, (style, names)
+
+
+def test_bound_kernel_launches_and_refuses_as_launch_does(context: gf.Context, program: gf.Program) -> None:
+    kernel = program.kernel("countdown")
+    with context.alloc(128) as buffer:
+        stream = context.stream()
+
+        def first() -> int:
+            return int(buffer.to_numpy("i4", stream=stream).result()[0])
+
+        countdown = kernel.bind(1, 32, stream=stream)
+        countdown(buffer, 7)
+        assert first() == 7
+        with pytest.raises(gf.KernelArgumentError, match="takes 2 parameters, but 1 was given"):
+            countdown(buffer)
+        with pytest.raises(gf.KernelArgumentError, match="parameter 1 of kernel 'countdown'"):
+            countdown(buffer, 0.5)
+        with pytest.raises(gf.LaunchError, match="style is 'other'"):
+            kernel.bind(1, 32, stream=stream, style="other")
+        with pytest.raises(gf.LaunchError, match="takes 1 to 1,024"):
+            kernel.bind(1, 4096, stream=stream)
+        with stream.capture() as graph:
+            countdown(buffer, 9)
+        stream.synchronize()
+        assert first() == 7
+        graph.launch(stream)
+        assert first() == 9
+        graph.close()
+        stream.close()
+        with pytest.raises(gf.ContextClosed):
+            countdown(buffer, 7)

@@ -9,6 +9,7 @@ import pytest
 
 import gpufleet as gf
 from gpufleet.device import Device
+from gpufleet.driver import Driver
 from gpufleet.errors import CudaError
 
 SIZE = 1 << 20
@@ -70,7 +71,7 @@ def test_what_makes_no_sense_is_refused(device: Device, context: gf.Context) -> 
     with context.alloc_managed(SIZE) as buffer:
         with pytest.raises(ValueError, match="there is no advice 'read'"):
             buffer.advise("read", device)
-        with pytest.raises(ValueError, match="'moon' is no place for memory"):
+        with pytest.raises(ValueError, match="'moon' is no place for"):
             buffer.prefetch("moon")
         with pytest.raises(ValueError, match="are not in a buffer of 1048576 bytes"):
             buffer.prefetch(device, offset=4096, nbytes=SIZE)
@@ -143,3 +144,16 @@ def test_prefetch_and_advice_say_that_they_have_no_effect(device: Device, contex
             buffer.prefetch(device)
         with pytest.warns(gf.ManagedMemoryWarning, match="advise had no effect"):
             buffer.advise("read_mostly")
+
+
+def test_places_and_streams_of_another_driver_are_refused(context: gf.Context, virtual: Driver) -> None:
+    other = Device(0, virtual).create_context()
+    with context.alloc_managed(64) as managed, other.stream() as stream:
+        for where in (other.device, None, "mars"):
+            with pytest.raises(ValueError, match="is no place for"):
+                managed.prefetch(where)  # type: ignore[arg-type]
+        with pytest.raises(gf.WrongContext, match="of another driver"):
+            managed.prefetch("host", stream=stream)
+        with pytest.raises(TypeError, match="integer"):
+            managed.prefetch("host", offset=1.5)  # type: ignore[arg-type]
+    other.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import gc
+import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -382,6 +384,18 @@ def test_array_of_a_copy_out_is_complete_after_any_wait(context: gf.Context, wai
         event.close()
 
 
+def test_closing_the_event_of_a_copy_out_does_not_complete_it(context: gf.Context) -> None:
+    with context.stream() as stream, context.stream() as other, context.alloc(1 << 16) as buffer:
+        buffer.fill(9)
+        with Latch(stream):
+            transfer = buffer.to_numpy("u1", stream=stream)
+            transfer.event.close()
+            other.record()  # of all events that are there to be recorded anew
+            other.synchronize()
+            assert not transfer.query()
+        assert (transfer.result() == 9).all()
+
+
 def test_streams_in_a_loop_leave_memory_flat(context: gf.Context) -> None:
     for _ in range(1000):
         context.stream().close()
@@ -439,3 +453,74 @@ def test_use_from_eight_threads_at_once(program: gf.Program, context: gf.Context
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_streams_of_another_driver_are_refused(context: gf.Context, virtual: Driver) -> None:
+    other = Device(0, virtual).create_context()
+    with other.stream() as stream, context.alloc(4) as buffer:
+        with pytest.raises(gf.WrongContext, match="of another device"):
+            context.alloc(4, stream=stream)
+        with pytest.raises(gf.WrongContext, match="of another driver"):
+            buffer.used_on(stream)
+    other.close()
+
+
+@pytest.mark.parametrize("byte", [-1, 256, 300])
+def test_what_is_no_byte_is_not_filled_in(context: gf.Context, byte: int) -> None:
+    with context.alloc(4) as buffer, pytest.raises(ValueError, match="expected 0 to 255"):
+        buffer.fill(byte)
+
+
+def test_memory_is_freed_while_another_thread_closes_the_stream_that_used_it(
+    device: Device, context: gf.Context
+) -> None:
+    other, failures = device.create_context(), []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except gf.CudaError as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(100):
+            stream = (context if number % 2 else other).stream()
+            buffers = [context.alloc(64) for _ in range(4)]
+            for buffer in buffers:
+                buffer.fill(1, stream=stream)
+            closing = [threading.Thread(target=run, args=(each.close,)) for each in (*buffers[:2], stream)]
+            for thread in closing:
+                thread.start()
+            with context.heap.frees_held():
+                buffers[2].close()
+            buffers[3].close()
+            for thread in closing:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    context.trim_memory()
+    assert (failures, context.heap.live, context.heap.pool_bytes()) == ([], {}, (0, 0))
+    other.close()
+
+
+def test_buffer_that_is_forgotten_while_a_kernel_uses_it_is_freed_after_the_kernel(
+    program: gf.Program, context: gf.Context
+) -> None:
+    kernel = program.kernel("fill")
+    kernel.load(context)
+    with context.stream() as stream, context.alloc(128) as result:
+        with Latch(stream):
+            holder = [context.alloc(128)]
+            kernel.launch(1, 32, holder[0], 7, stream=stream)
+            result.copy_from(holder[0], stream=stream)
+            address = holder[0].address
+            with pytest.warns(ResourceWarning, match="never freed"):
+                holder.clear()
+                gc.collect()
+            others = [context.alloc(128) for _ in range(8)]
+            assert address not in [other.address for other in others], "handed out while it was in use"
+        assert result.to_numpy("i4").tolist() == [7] * 32
+        for other in others:
+            other.close()

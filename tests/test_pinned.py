@@ -256,3 +256,43 @@ def test_threads_never_share_a_block(context: gf.Context) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_memory_is_not_handed_out_while_a_copy_reads_a_view_of_it(context: gf.Context) -> None:
+    with context.stream() as stream, context.alloc(1000) as buffer, Latch(stream) as latch:
+        for view in (lambda array: array, lambda array: array[::-1][::-1], memoryview):
+            first = gf.pinned(1000, context=context)
+            buffer.copy_from(view(first.array), stream=stream)
+            first.close()
+            with gf.pinned(1000, context=context) as second:
+                assert second.address != first.address
+        latch.open()
+
+
+def test_view_that_outlives_its_closed_buffer_is_memory_still(context: gf.Context) -> None:
+    pinned = gf.pinned(1000, context=context)
+    view = pinned.array
+    pinned.close()
+    gf.trim_pinned(context.driver)
+    view[:] = 1  # nobody's memory; the process must not crash
+    assert view.sum() == 1000
+
+
+def test_use_by_another_driver_is_the_use_of_ordinary_memory(context: gf.Context, virtual: Driver) -> None:
+    other = Device(0, virtual).create_context()
+    with other.stream() as stream, other.alloc(1000) as buffer:
+        with gf.pinned(1000, context=context) as pinned:
+            pinned.array[:] = 7
+            buffer.copy_from(pinned, stream=stream)
+        stream.synchronize()
+        assert (buffer.to_numpy() == 7).all()
+    other.close()
+
+
+def test_closed_streams_are_forgotten(context: gf.Context) -> None:
+    with context.alloc(16) as buffer, gf.pinned(16, context=context) as pinned:
+        for _ in range(1000):
+            with context.stream() as stream:
+                buffer.copy_from(pinned, stream=stream)
+        assert len(buffer.uses) < 500
+        assert len(pinned.uses) < 500

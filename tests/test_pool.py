@@ -106,6 +106,75 @@ def test_two_threads_cannot_use_one_lease(pool: gf.ContextPool) -> None:
     assert pool.statistics().leased == 0
 
 
+# Green contexts
+
+
+def test_green_contexts_of_a_pool_stand_side_by_side_for_one_thread_each(device: Device) -> None:
+    with gf.ContextPool([device], kind="green", per_device=2) as pool:
+        holders = [Holder(pool).entered() for _ in range(2)]
+        contexts = [holder.context for holder in holders]
+        assert contexts[0] is not contexts[1]
+        for context in contexts:
+            assert isinstance(context, gf.GreenContext)
+            assert context.shared_sm_count == 0 or device.multiprocessor_count == 1
+        with pytest.raises(gf.PoolTimeout, match="2 contexts, 2 of 2 leased"), pool.lease(timeout=0):
+            pass
+        waiting = Holder(pool)
+        until(lambda: pool.statistics().waiting == 1)
+        holders[1].leave()
+        assert waiting.entered().context is contexts[1]
+        for holder in (holders[0], waiting):
+            holder.leave()
+
+
+def test_green_contexts_of_a_pool_have_equal_parts_or_what_is_asked_for() -> None:
+    from gpufleet.virtual import VirtualDriver
+
+    driver = get_driver(VirtualDriver(devices=1, multiprocessors=132, visible_devices=None))
+    for asked, got in ((None, [32, 32, 32, 32]), (20, [24, 24, 24, 24])):
+        with gf.ContextPool(kind="green", per_device=4, sm_count=asked, driver=driver) as pool:
+            leases = [pool.lease().acquire() for _ in range(4)]
+            contexts = [lease.context for lease in leases]
+            assert [context.sm_count for context in contexts if isinstance(context, gf.GreenContext)] == got
+            assert not any(context.shared_sm_count for context in contexts)  # type: ignore[attr-defined]
+            for lease in leases:
+                lease.release()
+    driver.reset()
+
+
+def test_more_multiprocessors_than_a_device_has_are_refused_when_they_are_leased(device: Device) -> None:
+    with gf.ContextPool([device], kind="green", sm_count=10_000) as pool:
+        with pytest.raises(ValueError, match="sm_count is 10000: expected 1 to"), pool.lease():
+            pass
+        assert pool.statistics().leased == 0
+
+
+def test_green_context_of_a_pool_may_move_from_thread_to_thread(device: Device) -> None:
+    with gf.ContextPool([device], kind="green") as pool:
+
+        def work() -> int:
+            with pool.lease() as context, context.alloc(16) as buffer:
+                buffer.fill(1)
+                context.synchronize()
+                return context.address
+
+        assert len({Worker(work).result() for _ in range(4)}) == 1
+        workers = [Worker(work) for _ in range(4)]  # at once: three wait
+        assert len({worker.result() for worker in workers}) == 1
+    assert pool.statistics().contexts == 0
+
+
+def test_green_context_that_is_used_without_a_lease_is_not_entered(device: Device) -> None:
+    with gf.ContextPool([device], kind="green") as pool:
+        with pool.lease() as context:
+            pass
+        context.push()
+        with pytest.raises(gf.ContextInUse, match="one thread at a time"):
+            Worker(lambda: pool.lease().__enter__()).result()
+        context.pop()
+        assert pool.statistics().leased == 0
+
+
 # Which one
 
 
@@ -187,8 +256,10 @@ def test_devices_are_given_as_objects_or_ordinals(device: Device) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"kind": "green"}, "not possible yet"),
-        ({"kind": "blue"}, "expected 'primary' or 'created'"),
+        ({"kind": "blue"}, "expected 'primary', 'created' or 'green'"),
+        ({"kind": "green", "max_threads_per_context": 2}, "one thread at a time"),
+        ({"kind": "green", "sm_count": 0}, "expected 1 or more, or None"),
+        ({"sm_count": 8}, "have the whole device"),
         ({"per_device": 0}, "expected 1 or more"),
         ({"per_device": 2}, "one primary context"),
         ({"max_threads_per_context": 0}, "expected 1 or more, or None"),
@@ -424,8 +495,9 @@ def test_two_threads_closing_destroy_each_context_once(virtual: Driver) -> None:
     assert len(destroyed) == len(set(destroyed)) == 2
 
 
-def test_fault_breaks_the_pool_for_those_inside_waiting_and_coming(virtual: Driver) -> None:
-    pool = gf.ContextPool([0], max_threads_per_context=1, driver=virtual)
+@pytest.mark.parametrize("kind", ["primary", "created", "green"])
+def test_fault_breaks_the_pool_for_those_inside_waiting_and_coming(virtual: Driver, kind: str) -> None:
+    pool = gf.ContextPool([0], kind=kind, max_threads_per_context=1, driver=virtual)
     holder = Holder(pool).entered()
     waiting = Worker(pool.lease().acquire)
     until(lambda: pool.statistics().waiting == 1)
@@ -481,9 +553,10 @@ def test_statistics(narrow: gf.ContextPool) -> None:
 # The process
 
 
-def test_pool_may_be_a_global_when_the_interpreter_exits() -> None:
-    check("""
-    pool = gf.ContextPool(driver="virtual")
+@pytest.mark.parametrize("kind", ["primary", "created", "green"])
+def test_pool_may_be_a_global_when_the_interpreter_exits(kind: str) -> None:
+    check(f"""
+    pool = gf.ContextPool(kind={kind!r}, driver="virtual")
     with pool.lease() as context:
         stream = context.stream()
     kept = pool.lease().acquire()

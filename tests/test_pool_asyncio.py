@@ -47,6 +47,23 @@ def test_lease_of_a_task_enters_nothing_until_it_is_told_to(narrow: gf.ContextPo
     asyncio.run(main())
 
 
+def test_tasks_have_a_green_context_each_and_enter_it_between_awaits(device: Device) -> None:
+    async def work(pool: gf.ContextPool) -> int:
+        async with pool.lease() as lease:
+            for _ in range(3):
+                with lease.context as context:
+                    context.alloc(16).close()
+                await asyncio.sleep(0)
+            return lease.context.address
+
+    async def main() -> None:
+        with gf.ContextPool([device], kind="green", per_device=2) as pool:
+            used = await asyncio.gather(*(work(pool) for _ in range(6)))
+            assert len(set(used)) == 2
+
+    asyncio.run(main())
+
+
 def test_tasks_of_one_thread_leave_in_any_order(two_devices: list[Device]) -> None:
     driver = two_devices[0].driver
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 
@@ -207,3 +208,30 @@ def test_it_takes_the_context_that_the_thread_is_in(context: gf.Context, driver:
         handle = gf.registered(array)
     assert locks_of(driver).all[-1].life is context.life
     handle.close()
+
+
+def test_array_that_is_locked_for_reading_is_not_locked_for_writing(context: gf.Context) -> None:
+    array = np.zeros(5000, "u1")
+    with gf.registered(array, read_only=True, context=context):
+        with pytest.raises(ValueError, match="locked already, for reading only"):
+            gf.registered(array, context=context)
+        with gf.registered(array, read_only=True, context=context) as again:
+            assert again.read_only
+    with gf.registered(array, context=context) as writable:
+        assert not writable.read_only
+
+
+@pytest.mark.parametrize("stops", [[(0, 50_000), (50_000, 100_000)], [(0, 30_000), (60_000, 100_000)]])
+def test_copies_cross_from_one_registration_into_the_next(
+    context: gf.Context, stops: list[tuple[int, int]]
+) -> None:
+    array = np.random.default_rng(1).integers(0, 255, 100_000, "u1")
+    with contextlib.ExitStack() as stack, context.alloc(array.nbytes) as buffer, context.stream() as stream:
+        for start, stop in stops:
+            stack.enter_context(gf.registered(array[start:stop], context=context))
+        buffer.copy_from(array, stream=stream).synchronize()
+        assert (buffer.to_numpy() == array).all()
+        expected = array.copy()
+        array[:] = 0
+        buffer.copy_to(array, stream=stream).synchronize()
+        assert (array == expected).all()

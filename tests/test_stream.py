@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpufleet as gf
 from gpufleet.device import Device
+from gpufleet.driver import Driver
 from latches import Latch
 
 
@@ -231,3 +233,28 @@ def test_closed_stream_leaves_no_suspects(context: gf.Context) -> None:
     assert launches.suspects() == ()
     assert launches.is_idle(context.address)
     assert (context.address, stream.address) not in launches._streams
+
+
+def test_what_is_no_event_is_refused(context: gf.Context) -> None:
+    with context.stream() as stream, context.stream() as other:
+        for wrong in (None, other, 3):
+            with pytest.raises(TypeError, match="expected an event"):
+                stream.wait(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="expected an event"):
+            stream.record(other)  # type: ignore[arg-type]
+
+
+def test_events_of_another_driver_are_refused_naming_both(context: gf.Context, virtual: Driver) -> None:
+    other = Device(0, virtual).create_context()
+    with context.stream() as stream, other.stream() as theirs:
+        with pytest.raises(gf.WrongContext, match="of different drivers"):
+            stream.wait(theirs.record())
+        with pytest.raises(gf.WrongContext, match="of different drivers"):
+            context.event().elapsed(other.event())
+    other.close()
+
+
+@pytest.mark.parametrize("wrong", [None, -0.5, "high"])
+def test_priority_is_an_integer(context: gf.Context, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="integer"):
+        context.stream(priority=wrong)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         StatisticsAllocator,
     )
     from gpufleet.array import DeviceArray
+    from gpufleet.bound import BoundKernel
     from gpufleet.context import Context
     from gpufleet.crew import ExecutorBroken
     from gpufleet.current import current_context
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from gpufleet.executor import FleetExecutor
     from gpufleet.foreign import as_array
     from gpufleet.graph import Graph
+    from gpufleet.green import GreenContext
     from gpufleet.lease import Lease
     from gpufleet.managed import ManagedBuffer, ManagedMemoryWarning
     from gpufleet.memory import DeviceBuffer
@@ -68,6 +70,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "allocators": ("Allocator", "LimitedAllocator", "PlainAllocator", "PoolAllocator", "StatisticsAllocator"),
     "array": ("DeviceArray",),
+    "bound": ("BoundKernel",),
     "context": ("Context",),
     "crew": ("ExecutorBroken",),
     "current": ("current_context",),
@@ -97,6 +100,7 @@ _WHERE = {
     "executor": ("FleetExecutor",),
     "foreign": ("as_array",),
     "graph": ("Graph",),
+    "green": ("GreenContext",),
     "lease": ("Lease",),
     "managed": ("ManagedBuffer", "ManagedMemoryWarning"),
     "memory": ("DeviceBuffer",),
@@ -113,6 +117,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 __all__ = [
     "Allocator",
     "BlockingCopyWarning",
+    "BoundKernel",
     "CaptureError",
     "CompileError",
     "Context",
@@ -131,6 +136,7 @@ __all__ = [
     "ForkedProcess",
     "GpufleetError",
     "Graph",
+    "GreenContext",
     "ImageError",
     "Kernel",
     "KernelArgumentError",

@@ -39,6 +39,28 @@ if TYPE_CHECKING:
     from gpufleet.queue import Queue
 
 
+class Native(NamedTuple):
+    """What is the usual case of a parameter, as `native/launch.c` knows it?
+
+    Attributes
+    ----------
+    common : str
+        "i": an int from `lowest` to `highest`; "f": a float nearer to 0 than `bound`; "p": a buffer that
+        may be used without asking, None, or an int as for "i"; "s": bytes of the parameter's size; "-":
+        always `convert`.
+    """
+
+    common: str
+    lowest: int = 0
+    highest: int = 0
+    bound: float = 0.0
+
+
+NONE = Native("-")
+MOST_IN_C = (1 << 63) - 1
+"""Larger ints are left to `convert`."""
+
+
 class Conversion(NamedTuple):
     """How one parameter's values are converted.
 
@@ -54,6 +76,8 @@ class Conversion(NamedTuple):
         parameters, where they take 0.1 us, while a call of `convert` takes 0.5.
     note : str
         A statement in ``value`` and ``queue`` for the usual case, if any.
+    native : Native
+        The usual case, for the launch in C.
     """
 
     code: str
@@ -61,6 +85,7 @@ class Conversion(NamedTuple):
     is_common: str
     common: str
     note: str = ""
+    native: Native = NONE
 
 
 @dataclass(frozen=True)
@@ -103,7 +128,8 @@ def _integer(parameter: Parameter) -> Conversion:
         return number & mask
 
     is_common = f"type(value) is int and {lowest} <= value <= {highest}"
-    return Conversion(_UNSIGNED[parameter.type.size], convert, is_common, f"value & {mask}")
+    native = Native("i", lowest, min(highest, MOST_IN_C))
+    return Conversion(_UNSIGNED[parameter.type.size], convert, is_common, f"value & {mask}", native=native)
 
 
 def _range(kind: ParameterType) -> tuple[int, int]:
@@ -169,7 +195,8 @@ def _float(parameter: Parameter) -> Conversion:
 
     # Infinity and what is no number are left to `convert`.
     is_common = f"type(value) is float and {-form.bound!r} < value < {form.bound!r}"
-    return Conversion(code, convert, is_common.replace("inf", "infinity"), "value")
+    native = Native("f", bound=form.bound) if code in "fd" else NONE
+    return Conversion(code, convert, is_common.replace("inf", "infinity"), "value", native=native)
 
 
 def _bfloat16(parameter: Parameter) -> Conversion:
@@ -240,9 +267,10 @@ def _pointer(parameter: Parameter) -> Conversion:
             raise parameter.misfit(value, f"a device buffer, None, or an integer from {lowest} to {highest}")
         return number & mask
 
+    native = Native("p", lowest, min(highest, MOST_IN_C))
     # That the context itself is open, the launch has found out before.
     is_common = "type(value) is DeviceBuffer and value.usable_in is context"
-    return Conversion("Q", convert, is_common, "value.address", "value.uses[queue.key] = queue")
+    return Conversion("Q", convert, is_common, "value.address", "value.uses[queue.key] = queue", native)
 
 
 def _as_address(value: Any, queue: Queue, parameter: Parameter) -> int:
@@ -296,7 +324,8 @@ def _bytes(parameter: Parameter) -> Conversion:
             raise parameter.misfit(value, expected + hint)
         return content
 
-    return Conversion(f"{size}s", convert, f"type(value) is bytes and len(value) == {size}", "value")
+    is_common = f"type(value) is bytes and len(value) == {size}"
+    return Conversion(f"{size}s", convert, is_common, "value", native=Native("s"))
 
 
 def _bits(parameter: Parameter) -> Conversion:
@@ -319,7 +348,8 @@ def _bits(parameter: Parameter) -> Conversion:
     if pointer is None:
         return Conversion(f"{size}s", convert, "False", "value")
     common = "value.address.to_bytes(8, 'little')"
-    return Conversion("8s", convert, pointer.is_common, common, pointer.note)
+    no_ints = Native("p", lowest=1, highest=0)
+    return Conversion("8s", convert, pointer.is_common, common, pointer.note, no_ints)
 
 
 def _content(value: Any) -> bytes | None:

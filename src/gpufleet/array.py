@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.dlpack import CUDA, capsule_of
@@ -72,17 +74,20 @@ class DeviceArray:
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie one behind the other, in C's order."""
-        return self.strides == _c_strides(self.shape, self.dtype.itemsize) or not self.size
+        return lies_in_order(self.shape, self.strides, self.dtype.itemsize)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether its library forbids to write it. Kernels are the caller's business."""
+        return self.buffer.is_read_only
 
     def copy_from(self, source: Any, *, stream: Stream | None = None) -> Transfer | None:
         """Copy an array of the same size in bytes into this one, as `DeviceBuffer.copy_from` does."""
-        self._check_size(source)
-        return self.buffer.copy_from(source, offset=self._offset(), stream=stream)
+        return self.buffer.copy_into(self, source, stream)
 
     def copy_to(self, target: Any, *, stream: Stream | None = None) -> Transfer | None:
         """Copy this array into one of the same size in bytes, as `DeviceBuffer.copy_to` does."""
-        self._check_size(target)
-        return self.buffer.copy_to(target, offset=self._offset(), stream=stream)
+        return self.buffer.copy_out_of(self, target, stream)
 
     def to_numpy(self, *, stream: Stream | None = None) -> Any:
         """Return the elements as a new NumPy array, or, with `stream`, a `Transfer` whose result it is."""
@@ -92,15 +97,23 @@ class DeviceArray:
         transfer = self.copy_to(array, stream=stream)
         return array if transfer is None else transfer
 
-    def _offset(self) -> int:
+    @property
+    def offset(self) -> int:
+        """The byte of the buffer at which the elements begin, one behind the other.
+
+        Raises
+        ------
+        ValueError
+            If they are not C-contiguous.
+        """
         if not self.is_contiguous:
             raise ValueError(f"{self!r} is not C-contiguous: copy its buffer, or one row after the other")
         return self.address - self.buffer.address
 
-    def _check_size(self, other: Any) -> None:
-        size = getattr(other, "nbytes", None)
-        if size is not None and size != self.nbytes:
-            raise ValueError(f"{size} bytes cannot be copied from or to {self!r}, of {self.nbytes} bytes")
+    def check_size(self, nbytes: int) -> None:
+        """Raise `ValueError` if the array does not have exactly so many bytes."""
+        if nbytes != self.nbytes:
+            raise ValueError(f"{nbytes} bytes cannot be copied from or to {self!r}, of {self.nbytes} bytes")
 
     # For other libraries
 
@@ -111,7 +124,7 @@ class DeviceArray:
             "shape": self.shape,
             "typestr": self.dtype.str,
             "descr": self.dtype.descr,
-            "data": (self.address, False),
+            "data": (self.address, self.is_read_only),
             "strides": None if self.is_contiguous else self.strides,
             "stream": self.buffer.share(),
             "version": 3,
@@ -146,26 +159,40 @@ class DeviceArray:
         Raises
         ------
         ValueError
-            If `stream` is 0, which is not allowed.
+            If `stream` is 0, which is not allowed, or no stream at all.
         BufferError
-            If it is to be of another device.
+            If it is to be of another device, or a copy of what is not C-contiguous; if its elements are of a
+            type that DLPack does not have; or if it is read-only, and `max_version` is before 1.0.
         """
+        consumer = _consumer(stream)
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise BufferError(f"{self!r} cannot be handed out as memory of DLPack device {dl_device}")
-        if stream == 0:
-            raise ValueError("stream=0 is not allowed by DLPack: give 1 for the default stream")
         if copy:
-            return self._copy().__dlpack__(stream=stream, max_version=max_version)
-        self.buffer.share_in(1 if stream is None else stream)
+            return self._copy().__dlpack__(stream=consumer, max_version=max_version)
+        self.buffer.share_in(consumer)
         return capsule_of(_stand_in(self), self.__dlpack_device__(), max_version)
 
     def _copy(self) -> DeviceArray:
-        made = DeviceArray(self.buffer.context.alloc(max(self.nbytes, 1)), self.dtype, self.shape)
-        self.copy_to(made)
+        if not self.is_contiguous:
+            raise BufferError(f"{self!r} is not C-contiguous, so no copy of it is handed out")
+        context = self.buffer.context
+        made = DeviceArray(context.alloc(max(self.nbytes, 1)), self.dtype, self.shape)
+        self.buffer.precede(context.main_stream.handle)
+        self.copy_to(made, stream=context.main_stream)
         return made
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.shape} {self.dtype} at {self.address:#x} of {self.buffer.context!r}>"
+
+
+def _consumer(stream: Any) -> int:
+    """Return the stream that DLPack's argument means, -1 for none."""
+    number = 1 if stream is None else operator.index(stream)
+    if number == 0:
+        raise ValueError("stream=0 is not allowed by DLPack: give 1 for the default stream")
+    if not -1 <= number < 1 << 64:
+        raise ValueError(f"stream={number} is no stream of DLPack: expected a stream's address, 1, 2 or -1")
+    return number
 
 
 def _stand_in(array: DeviceArray) -> np.ndarray[Any, Any]:
@@ -173,11 +200,21 @@ def _stand_in(array: DeviceArray) -> np.ndarray[Any, Any]:
     interface = {
         "shape": array.shape,
         "typestr": array.dtype.str,
-        "data": (array.address, False),
+        "data": (array.address, array.is_read_only),
         "strides": array.strides,
         "version": 3,
     }
     return array_over(array.buffer.lend(), interface)
+
+
+def lies_in_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements lie one behind the other, in C's order; the stride of an axis of length 1 is moot."""
+    expected = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return not math.prod(shape)
+        expected *= length
+    return True
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -201,9 +238,13 @@ def view(buffer: DeviceBuffer, dtype: DTypeLike, shape: int | tuple[int, ...], o
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise ValueError(f"{kind} has Python objects, which no device memory holds: give a numeric dtype")
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not kind.itemsize:
+        raise ValueError(f"elements of {kind} have no bytes: give a type with a size")
+    offset = operator.index(offset)
+    lengths = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
     rest = buffer.nbytes - offset
     if lengths.count(-1) == 1:
+        buffer.check_range(offset, 0)
         known = math.prod(length for length in lengths if length != -1) * kind.itemsize
         if not known or rest % known:
             raise ValueError(f"{rest} bytes of {buffer!r} are no whole number of {lengths} of {kind}")

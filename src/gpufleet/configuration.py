@@ -28,18 +28,28 @@ class Configuration:
     ----------
     start : callable
         The driver's `cuLaunchKernel` with all arguments but the last three: stream and parameters.
+    launcher : Launcher or None
+        Does the same in C, where it can (`native.py`).
     """
 
-    __slots__ = ("block", "device", "grid", "kernel", "start")
+    __slots__ = ("block", "device", "grid", "kernel", "launcher", "shared", "start")
 
     def __init__(
-        self, kernel: str, device: Device, grid: Dim3, block: Dim3, start: Callable[..., tuple[Any]]
+        self,
+        kernel: str,
+        device: Device,
+        grid: Dim3,
+        block: Dim3,
+        shared: int,
+        start: Callable[..., tuple[Any]],
     ) -> None:
         self.kernel = kernel
         self.device = device
         self.grid = grid
         self.block = block
+        self.shared = shared
         self.start = start
+        self.launcher: Any = None
 
     def __str__(self) -> str:
         return (
@@ -82,7 +92,7 @@ class Limits:
         self._check_threads(block)
         self._allow_shared(context, shared)
         start = functools.partial(self._driver.raw.cuLaunchKernel, self._function, *grid, *block, shared)
-        return Configuration(self._kernel, self._device, grid, block, start)
+        return Configuration(self._kernel, self._device, grid, block, shared, start)
 
     def _checked(self, what: str, size: Any) -> Dim3:
         """Fill up a size to x, y and z, each at least 1 and at most what the device has."""

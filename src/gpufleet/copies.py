@@ -6,12 +6,12 @@ the driver makes the caller wait for pageable memory, so that is staged through 
 
 from __future__ import annotations
 
-import contextlib
+import operator
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpufleet.errors import CaptureError, GpufleetError
+from gpufleet.errors import CaptureError
 from gpufleet.peers import copies_arrive, copy_to_peer
 from gpufleet.pinned_memory import PinnedBlock, pool_of
 from gpufleet.registration import is_known, split
@@ -62,7 +62,7 @@ def copy_in(
     place = buffer.address + offset
     if stream is None or not rows.nbytes:
         _host_to_device(driver, place, pitch, rows, queue)
-        return completed(queue, stream, view, buffer)
+        return completed(queue, stream, keep=view)
     small = rows.nbytes <= RETURNS_EARLY and rows.height == 1
     is_direct = queue.graph is not None or small or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "from", buffer):
@@ -86,7 +86,7 @@ def copy_out(
     place = buffer.address + offset
     if stream is None or not rows.nbytes:
         _device_to_host(driver, rows, place, pitch, queue)
-        return completed(queue, stream, view, buffer)
+        return completed(queue, stream, keep=view, value=view)
     is_direct = queue.graph is not None or is_known(driver, rows.address, rows.extent)
     if is_direct or not _can_stage(rows, "to", buffer):
         _device_to_host(driver, rows, place, pitch, queue)
@@ -107,47 +107,58 @@ def copy_out(
     return Transfer(event, view, finish)
 
 
-def copy_across(
-    target: DeviceBuffer, source: DeviceBuffer, offset: int, stream: Stream | None
-) -> Transfer | None:
-    """Copy one device buffer into another: of the same device, of a peer, or through the host."""
-    target.check_range(offset, source.nbytes)
-    source.check_open()
-    there, here = source.context, target.context
+class Part(NamedTuple):
+    """A part of a device buffer."""
+
+    buffer: DeviceBuffer
+    offset: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        """Of its first byte."""
+        return self.buffer.address + self.offset
+
+
+def copy_across(target: Part, source: Part, stream: Stream | None) -> Transfer | None:
+    """Copy device memory to as much of it: of the same device, of a peer, or through the host."""
+    for part in (target, source):
+        part.buffer.check_range(part.offset, part.nbytes)
+        part.buffer.check_open()
+    there, here = source.buffer.context, target.buffer.context
     driver = here.driver
     is_within = driver is there.driver and there.device.ordinal == here.device.ordinal
     if stream is not None and stream.graph is not None and not is_within:
         raise CaptureError(
-            f"a copy from {source!r} to {target!r}, of another device, cannot be captured: capture a graph "
-            "for each device, and copy between their launches"
+            f"a copy from {source.buffer!r} to {target.buffer!r}, of another device, cannot be captured: "
+            "capture a graph for each device, and copy between their launches"
         )
     if driver is not there.driver:
-        return _through_the_host(target, source, offset, stream)
-    queue = target.queue_for(stream, source)
-    place = target.address + offset
-    if is_within:
-        driver.cuMemcpyDtoDAsync(place, source.address, source.nbytes, queue.handle)
+        return _through_the_host(target, source, stream)
+    queue = target.buffer.queue_for(stream, source.buffer)
+    if not source.nbytes:
+        pass
+    elif is_within:
+        driver.cuMemcpyDtoDAsync(target.address, source.address, source.nbytes, queue.handle)
     elif copies_arrive(there, here):
-        copy_to_peer(target, source, place, queue)
+        copy_to_peer(here, target.address, there, source.address, source.nbytes, queue)
     else:
-        return _through_the_host(target, source, offset, stream)
-    return completed(queue, stream, None, target, source)
+        return _through_the_host(target, source, stream)
+    return completed(queue, stream)
 
 
-def _through_the_host(
-    target: DeviceBuffer, source: DeviceBuffer, offset: int, stream: Stream | None
-) -> Transfer | None:
+def _through_the_host(target: Part, source: Part, stream: Stream | None) -> Transfer | None:
     """Copy in two steps, in pieces; the caller waits for both, since no stream spans two drivers."""
-    pool = pool_of(source.context.driver)
+    pool = pool_of(source.buffer.context.driver)
     if stream is not None:
         stream.synchronize()
-    piece = min(source.nbytes, STAGED_MOST)
-    block = pool.take(piece, source.context)
+    piece = max(1, min(source.nbytes, STAGED_MOST))
+    block = pool.take(piece, source.buffer.context)
     try:
         for start in range(0, source.nbytes, piece):
             part = block.bytes[: min(piece, source.nbytes - start)]
-            source.copy_to(part, offset=start)
-            target.copy_from(part, offset=offset + start)
+            source.buffer.copy_to(part, offset=source.offset + start)
+            target.buffer.copy_from(part, offset=target.offset + start)
     finally:
         pool.give_back(block)
     return None if stream is None else Transfer(stream.record())
@@ -168,7 +179,7 @@ def rows_of(view: NDArray[Any]) -> Rows:
         return Rows(int(view.ctypes.data), view.nbytes, 1, view.nbytes)
     if (
         view.ndim == 2
-        and view.strides[1] == view.itemsize
+        and (view.strides[1] == view.itemsize or view.shape[1] == 1)
         and view.strides[0] >= view.shape[1] * view.itemsize
     ):
         return Rows(int(view.ctypes.data), view.shape[1] * view.itemsize, view.shape[0], view.strides[0])
@@ -186,7 +197,7 @@ def _placed(buffer: DeviceBuffer, view: NDArray[Any], offset: int, pitch: int | 
     elif view.ndim != 2:
         raise ValueError(f"pitch= is for arrays of two dimensions, this one has {view.ndim}")
     else:
-        width = view.shape[1] * view.itemsize
+        pitch, width = operator.index(pitch), view.shape[1] * view.itemsize
         if pitch < width:
             raise ValueError(f"rows of {width} bytes do not fit into a pitch of {pitch}")
         if rows.height == 1:
@@ -234,18 +245,16 @@ def _depth_of_caller() -> int:
     return depth
 
 
-def completed(queue: Stream, stream: Stream | None, keep: object, *buffers: DeviceBuffer) -> Transfer | None:
-    """Wait for what was queued, if no stream was given; else return what tells when it is complete."""
+def completed(
+    queue: Stream, stream: Stream | None, *, keep: object = None, value: object = None
+) -> Transfer | None:
+    """Wait for what was queued, if no stream was given; else return what tells when it is complete.
+
+    `keep` lives until then, and `value` is the transfer's result.
+    """
     if stream is not None:
-        return Transfer(queue.record() if keep is None else queue.hold(keep), keep)
-    try:
-        queue.synchronize()
-    except BaseException:  # Ctrl-C ends the wait, but not the work
-        for buffer in buffers:
-            buffer.uses[queue.key] = queue
-        with contextlib.suppress(GpufleetError):
-            queue.hold(keep)
-        raise
+        return Transfer(queue.record() if keep is None else queue.hold(keep), value)
+    queue.synchronize()
     return None
 
 

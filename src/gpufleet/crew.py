@@ -204,6 +204,11 @@ class Crew:
     def _next(self, worker: Worker) -> Task | None:
         """Return the task submitted first that this thread may run, or None: it is to wait then."""
         desk = worker.desk
+        if self.tasks and not desk.tasks:  # a deque needs no lock, and who waits for one gives the GIL away
+            try:
+                return self.tasks.popleft()
+            except IndexError:  # another thread was faster
+                pass
         with self._lock:
             queue = _first(self.tasks, desk.tasks)
             if queue:
@@ -312,10 +317,11 @@ class Crew:
         return idle
 
     def _drop_tasks(self) -> list[Task | None]:
-        queues = [self.tasks, *(desk.tasks for desk in self.desks)]
-        dropped: list[Task | None] = [task for queue in queues for task in queue]
-        for queue in queues:
-            queue.clear()
+        dropped: list[Task | None] = []
+        for queue in (self.tasks, *(desk.tasks for desk in self.desks)):
+            with contextlib.suppress(IndexError):
+                while True:  # one at a time: threads take some meanwhile
+                    dropped.append(queue.popleft())
         return dropped
 
     def _has_ended(self) -> bool:

@@ -139,10 +139,22 @@ def capsule_of(array: np.ndarray[Any, Any], device: tuple[int, int], max_version
     device is put in. The capsule's deleter is so NumPy's: C, which takes the GIL, drops the array's
     reference to its owner, and does nothing where the interpreter has ended.
     """
-    if max_version is not None and max_version[0] >= 1:
-        capsule, name = array.__dlpack__(max_version=VERSION), b"dltensor_versioned"
-    else:
-        capsule, name = array.__dlpack__(), b"dltensor"
+    is_versioned = max_version is not None and max_version[0] >= 1 and _numpy_has_versions()
+    if not (is_versioned or array.flags.writeable):
+        raise BufferError("DLPack before 1.0 (or NumPy before 2.1) cannot say that memory is read-only")
+    try:
+        capsule = array.__dlpack__(max_version=VERSION) if is_versioned else array.__dlpack__()
+    except TypeError as error:  # NumPy before 2.0
+        raise BufferError(str(error)) from None
+    name = b"dltensor_versioned" if is_versioned else b"dltensor"
     tensor: Any = LAYOUTS[name].from_address(_pointer(capsule, name)).tensor
     tensor.device_type, tensor.device_id = device
     return capsule
+
+
+def _numpy_has_versions() -> bool:
+    """Whether NumPy makes capsules of DLPack 1.0: from 2.1 on. Consumers take older ones too."""
+    import numpy as np
+
+    major, minor = np.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 1)

@@ -48,8 +48,8 @@ class Driver:
         What is in flight.
     borrowed : dict
         The contexts that somebody else made and gpufleet was asked to use: address to (id, `Context`).
-    unfinished : list of Transfer
-        Copies whose last step is the host's (`gpufleet.transfer`).
+    unfinished : list of Transfer and LastUse
+        What is to be done on the host when work is complete; each wait sees to it (`stream.settle`).
     belongings : dict
         What parts above keep for this driver, such as its pinned memory, by their own keys.
     """

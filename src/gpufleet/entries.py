@@ -32,13 +32,7 @@ class ThreadEntries(list[Entry]):
 
 def thread_entries() -> ThreadEntries:
     """Return the calling thread's entries."""
-    try:
-        entries: ThreadEntries = _local.entries
-    except AttributeError:
-        entries = _local.entries = ThreadEntries()
-        key = id(entries)
-        _everyone[key] = weakref.ref(entries, lambda _: _everyone.pop(key, None))
-    return entries
+    return of_thread.entries
 
 
 def all_entries() -> list[ThreadEntries]:
@@ -47,5 +41,15 @@ def all_entries() -> list[ThreadEntries]:
     return [entries for entries in found if entries is not None]
 
 
-_local = threading.local()
+class _OfThread(threading.local):
+    """Each thread finds its own `entries` here, made when it first looks."""
+
+    def __init__(self) -> None:
+        self.entries = entries = ThreadEntries()
+        key = id(entries)
+        _everyone[key] = weakref.ref(entries, lambda _: _everyone.pop(key, None))
+
+
 _everyone: dict[int, weakref.ref[ThreadEntries]] = {}
+of_thread = _OfThread()
+"""For `Context`, to which the call of `thread_entries` is a twentieth of its time."""

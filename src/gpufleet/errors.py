@@ -78,7 +78,7 @@ class ContextClosed(GpufleetError):
 
 
 class ContextInUse(GpufleetError):
-    """The context cannot be closed, since threads are inside it."""
+    """Threads are inside the context: it cannot be closed, or, if it is green, entered by another one."""
 
 
 class WrongContext(GpufleetError):

@@ -11,11 +11,11 @@ from gpufleet.device import Device
 from gpufleet.driver import Driver, get_driver
 from gpufleet.errors import WrongContext
 from gpufleet.heap import Block
-from gpufleet.lent import Lent, let_go
+from gpufleet.lent import Lent
 from gpufleet.memory import DeviceBuffer
 from gpufleet.protocols import ForeignMemory, foreign_memory, is_foreign
 from gpufleet.sharing import active_primary
-from gpufleet.stream import Stream
+from gpufleet.stream import Stream, settle
 
 
 def as_array(array: Any, *, context: Context | None = None, stream: Stream | None = None) -> DeviceArray:
@@ -48,7 +48,8 @@ def as_array(array: Any, *, context: Context | None = None, stream: Stream | Non
     if not is_foreign(array):
         raise TypeError(f"expected a GPU array of another library, got {type(array).__name__}")
     home = _home_of(array, context, stream)
-    let_go(home.driver)
+    home.heap.drain()
+    settle(home.driver)
     queue = home.main_stream if stream is None else stream
     memory = foreign_memory(array, queue)
     if memory is None or not memory.address:
@@ -56,7 +57,8 @@ def as_array(array: Any, *, context: Context | None = None, stream: Stream | Non
     if stream is None:
         queue.synchronize()
     lowest, nbytes = _extent(memory)
-    buffer = DeviceBuffer(home, Block(lowest, nbytes, Lent(memory.owner), None))
+    block = Block(lowest, nbytes, Lent(memory.owner), is_lent=True)
+    buffer = DeviceBuffer(home, block, is_read_only=memory.is_read_only)
     return DeviceArray(buffer, memory.dtype, memory.shape, memory.strides, memory.address - lowest)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from gpufleet.stream import Event, Stream
+from gpufleet.stream import DEFAULT_STREAMS, Event, Stream
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
-
-DEFAULT_STREAMS = (0, 1, 2)
-"""The legacy default stream by its two names, and the per-thread one: each exists in every context."""
+    from gpufleet.transfer import Transfer
 
 
 class ForeignStream(Stream):
@@ -33,7 +34,16 @@ class ForeignStream(Stream):
         self.key: Any = (context.address, address) if address in DEFAULT_STREAMS else address
         self.tail = None
         self._closed = False
+        self.lock = threading.RLock()
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
+
+    @property
+    def must_enter(self) -> bool:  # type: ignore[override]  # a plain False costs other launches less
+        """Whether the driver would take another context's default stream for this one now."""
+        return self.address in DEFAULT_STREAMS and not self.context.is_current
+
+    def _entered(self) -> AbstractContextManager[Any]:
+        return self.context if self.must_enter else contextlib.nullcontext()
 
     def has_work(self) -> None:
         """Note that work was put into the stream, unless its owner captures it: then there is none."""
@@ -43,8 +53,29 @@ class ForeignStream(Stream):
 
     def record(self, event: Event | None = None) -> Event:
         """Record `event` (a new one without timing, if None) behind the work queued so far."""
-        self.has_work()
-        return super().record(event)
+        with self._entered():
+            self.has_work()
+            return super().record(event)
+
+    def wait(self, event: Event | Transfer) -> None:
+        """Let later work of this stream wait for `event`, of whatever context and device."""
+        with self._entered():
+            super().wait(event)
+
+    def query(self) -> bool:
+        """Return whether all queued work is complete."""
+        with self._entered():
+            return super().query()
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is complete; Ctrl-C interrupts the wait, not the work."""
+        with self._entered():
+            super().synchronize()
+
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what gpufleet has put into this one."""
+        if self.tail is not None:
+            self.context.driver.cuStreamWaitEvent(later, self.tail, 0)
 
     def close(self) -> None:
         """Do nothing: the stream is its owner's."""

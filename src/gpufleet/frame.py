@@ -40,6 +40,8 @@ class Layout:
 
     Attributes
     ----------
+    table : sequence of (offset, size)
+    conversions : list of Conversion
     count : int
     offsets : tuple of int
     pack : Pack
@@ -51,6 +53,8 @@ class Layout:
     def __init__(self, kernel: str, table: Table, said: Types | None, read: Types | None) -> None:
         types = _checked_types(kernel, table, said, read)
         conversions = [conversion(Parameter(kernel, index, kind)) for index, kind in enumerate(types)]
+        self.table = table
+        self.conversions = conversions
         self.count = len(table)
         self.offsets = tuple(offset for offset, _ in table)
         self.size = table[-1][0] + table[-1][1] if table else 0
@@ -128,8 +132,16 @@ class Frame:
         """Return the last two arguments of `cuLaunchKernel` for a style."""
         if style == "packed":
             return self.packed
-        if style == "pointers":
-            return self.pointers
+        check_style(style)
+        return self.pointers
+
+
+STYLES = ("packed", "pointers")
+
+
+def check_style(style: str) -> None:
+    """Raise `LaunchError` if parameters cannot be passed so."""
+    if style not in STYLES:
         raise LaunchError(f"style is {style!r}: expected 'packed' or 'pointers'")
 
 

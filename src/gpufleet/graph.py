@@ -19,6 +19,7 @@ from gpufleet.errors import CaptureError, ContextClosed, CudaError, WrongContext
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
+    from gpufleet.driver import Driver
     from gpufleet.lifetime import Lifetime
     from gpufleet.stream import Event, Stream
 
@@ -72,6 +73,10 @@ class Graph:
             raise WrongContext(f"{self!r} cannot be launched on {queue!r}, of another driver")
         if queue.graph is not None:
             raise CaptureError(f"{self!r} cannot be launched on {queue!r}, which is being captured")
+        if queue.must_enter:
+            with queue.context:
+                self.launch(queue)
+            return
         for each in list(self._kept.values()):
             _note_use(each, queue)
         driver.cuGraphLaunch(self._executable, queue.handle)
@@ -156,9 +161,10 @@ class Graph:
         self.join(self.origin)
         try:
             mode = CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            with self.context:
+            with self.context, capturing:
+                _captures.append(self)
                 self.context.driver.cuStreamBeginCapture(self.origin.handle, mode)
-        except BaseException:
+        except CudaError:
             self._let_go()
             raise
         self._is_capturing = True
@@ -170,8 +176,6 @@ class Graph:
             graph = driver.cuStreamEndCapture(self.origin.handle)
         except CudaError as error:
             joined = [stream for stream in self._streams if stream is not self.origin]
-            self._let_go()
-            self._forget()
             raise _why_not(error, self.origin, joined) from error
         self._let_go()
         try:
@@ -186,7 +190,7 @@ class Graph:
     def _abandon(self) -> None:
         driver = self.context.driver
         try:
-            if not driver.is_lost:
+            if self in _captures and not driver.is_lost:
                 error, graph = driver.raw.cuStreamEndCapture(self.origin.handle)
                 if not error:
                     driver.cuGraphDestroy(graph)
@@ -202,6 +206,8 @@ class Graph:
         self._is_capturing = False
         with contextlib.suppress(ValueError):  # another thread ends the capture than began it
             _here.graphs.remove(self)
+        with contextlib.suppress(ValueError):  # it has not begun
+            _captures.remove(self)
         self._frees.close()
 
     def _forget(self) -> None:
@@ -216,13 +222,13 @@ def capture(stream: Stream) -> Iterator[Graph]:
     if stream.graph is not None:
         raise CaptureError(f"{stream!r} is being captured already")
     graph = Graph(stream)
-    graph._begin()
     try:
+        graph._begin()
         yield graph
-    except BaseException:
+        graph._end()
+    except BaseException:  # Ctrl-C too, wherever it comes
         graph._abandon()
         raise
-    graph._end()
 
 
 class _Here(threading.local):
@@ -233,6 +239,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_captures: list[Graph] = []
+"""Those of all threads."""
 
 
 def refuse_to_wait(owner: Any, what: str) -> None:
@@ -259,6 +267,34 @@ def refuse_blocking(context: Context, what: str) -> None:
                 f"{what} waits for its work, so it cannot be part of {graph!r}: give it stream=, or do it "
                 "before or after the capture"
             )
+
+
+def capture_in(driver: Driver, context: Any) -> Graph | None:
+    """Return a graph for which some thread captures a stream of a CUcontext now, if any."""
+    address = int(context)
+    for graph in tuple(_captures):
+        if graph.context.driver is driver and any(
+            address in stream.context.covered_by for stream in tuple(graph._streams)
+        ):
+            return graph
+    return None
+
+
+capturing = threading.RLock()
+"""Held while a capture begins, and from a look at `capture_in` to a short call that would break one."""
+
+
+def refuse_in_captures(context: Context, what: str) -> None:
+    """Raise if any thread captures a stream of `context`, for what has to do with all of its streams.
+
+    The driver would break the capture.
+    """
+    graph = capture_in(context.driver, context.handle)
+    if graph is not None:
+        raise CaptureError(
+            f"{context!r} cannot {what} while {graph.origin!r} is captured: do it before or after, or wait "
+            "for its other streams one by one"
+        )
 
 
 def check_meeting(stream: Stream, event: Event) -> None:

@@ -14,13 +14,13 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufleet.allocators import OUT_OF_MEMORY, Allocator, PlainAllocator, PoolAllocator
-from gpufleet.errors import CudaError
-from gpufleet.lent import Lent
-from gpufleet.sharing import AllWork
-from gpufleet.stream import DISABLE_TIMING, NON_BLOCKING, NOT_READY, is_ready, settle, wait
+from gpufleet.errors import CaptureError, ContextClosed, CudaError
+from gpufleet.graph import capture_in
+from gpufleet.stream import DEFAULT_STREAMS, DISABLE_TIMING, NOT_READY, is_ready, settle, wait
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -36,12 +36,20 @@ class Queue(Protocol):
         """The context that its work runs in."""
 
     @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while it is destroyed, and by other threads that must not find it so."""
+
+    @property
     def handle(self) -> Any:
         """The `CUstream`, or its address."""
 
     @property
     def key(self) -> Any:
         """What tells it from other streams."""
+
+    @property
+    def address(self) -> int | None:
+        """The address of the stream; None where it is more than one stream."""
 
     @property
     def is_closed(self) -> bool:
@@ -59,6 +67,9 @@ class Queue(Protocol):
     def tail(self) -> Any:
         """Of a foreign one, the event behind the work that gpufleet has put into it, if any."""
 
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in this one now."""
+
 
 class Block:
     """One allocation, and the streams that use it.
@@ -70,16 +81,27 @@ class Block:
         The streams whose work has used it, by their key.
     origin : Queue or None
         The stream in whose order it becomes usable; None when it is so for all.
+    is_lent : bool
+        Whether it is another library's memory, which its `allocator` lets go of.
     """
 
-    __slots__ = ("address", "allocator", "nbytes", "origin", "uses")
+    __slots__ = ("address", "allocator", "is_lent", "nbytes", "origin", "uses")
 
-    def __init__(self, address: int, nbytes: int, allocator: Allocator, origin: Queue | None) -> None:
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        allocator: Allocator,
+        origin: Queue | None = None,
+        *,
+        is_lent: bool = False,
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.allocator = allocator
         self.uses: dict[Any, Queue] = {}
         self.origin = origin
+        self.is_lent = is_lent
 
 
 class Leftovers:
@@ -90,12 +112,15 @@ class Leftovers:
     pool : CUmemoryPool or None
     addresses : set of int
         Memory that is not freed.
+
+    The streams of the heap outlive what `Context.leaves_contents`, too.
     """
 
-    def __init__(self, frees: Any) -> None:
+    def __init__(self, frees: Any, streams: tuple[Any, ...]) -> None:
         self.pool: Any = None
         self.addresses: set[int] = set()
         self._frees = frees
+        self._streams = streams
 
     def free(self, driver: Driver) -> None:
         """Free everything; the streams are there still."""
@@ -104,6 +129,9 @@ class Leftovers:
                 driver.cuMemFreeAsync(address, self._frees)
         if self.pool is not None:
             driver.cuMemPoolDestroy(self.pool)
+        for stream in self._streams:
+            driver.cuStreamSynchronize(stream)
+            driver.cuStreamDestroy(stream)
 
 
 class Heap:
@@ -116,7 +144,7 @@ class Heap:
     live : dict
         The blocks that are not freed, by address.
     joint : CUevent
-        For `join`.
+        For `let_wait`.
     """
 
     is_foreign = False
@@ -125,22 +153,25 @@ class Heap:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.lock = context.life.lock
         driver = context.driver
         # A borrowed context may end without our knowledge, and with it the streams of this heap; plain
         # memory ends with it and needs no stream to be freed.
         self.allocator: Allocator = PlainAllocator() if context.kind == "borrowed" else PoolAllocator()
         self.live: dict[int, Block] = {}
-        self.handle: Any = driver.cuStreamCreate(NON_BLOCKING)
-        self.key = int(self.handle)
+        self.handle: Any = context.new_stream()
+        self.address = self.key = int(self.handle)
         self.is_closed = False
-        self._frees: Any = driver.cuStreamCreate(NON_BLOCKING)
+        self._frees: Any = context.new_stream()
         self.joint: Any = driver.cuEventCreate(DISABLE_TIMING)
         self._tails: dict[Any, Any] = {}
         self._waiting: deque[Block] = deque()
         self._holds = 0
-        self._left = Leftovers(self._frees)
+        streams = (self.handle, self._frees) if context.leaves_contents else ()
+        self._left = Leftovers(self._frees, streams)
         context.life.leftovers = self._left.free
         self._open_to: set[int] = set()
+        self._closed_streams = 0
         self._query = driver.raw.cuStreamQuery
 
     @property
@@ -168,7 +199,7 @@ class Heap:
                 raise
             self._make_room()
             address = chosen.allocate(self.context, nbytes, origin.handle)
-        block = Block(address, nbytes, chosen, None)
+        block = Block(address, nbytes, chosen)
         (answer,) = self._query(origin.handle)
         if answer == NOT_READY:
             block.origin = origin
@@ -191,7 +222,7 @@ class Heap:
             self.make_usable(block)
             return True
         if origin.key != queue.key and queue.key not in block.uses:
-            join(queue.handle, origin, self.context.driver)
+            origin.precede(queue.handle)
         return False
 
     def make_usable(self, block: Block) -> None:
@@ -202,8 +233,9 @@ class Heap:
         block.origin = None
 
     def _make_room(self) -> None:
-        with self.context:
-            self.context.driver.cuCtxSynchronize()
+        if capture_in(self.context.driver, self.context.handle) is None:  # the wait would break the capture
+            with self.context:
+                self.context.driver.cuCtxSynchronize()
         self.trim()
 
     # Freeing
@@ -224,26 +256,34 @@ class Heap:
 
     def _free_at_once(self, block: Block) -> bool:
         """Free a block in a single stream that comes behind all its uses, if there is one."""
+        if block.is_lent:
+            if not block.uses:
+                self._free_in(None, block)
+            return not block.uses
         users = list(block.uses.values()) or [block.origin or self]
-        if len(users) > 1 or isinstance(block.allocator, Lent):
+        if len(users) > 1:
             return False
         queue = users[0]
         if queue.is_closed:  # closing has waited for its work
             self._free_in(self._frees, block)
             return True
-        # Memory of a pool cannot be freed in a stream of another device (INVALID_VALUE on driver 580).
-        if queue.is_foreign or queue.context.device.ordinal != self.context.device.ordinal:
+        # A stream of another context may be closed meanwhile: only that context's lock forbids it. And memory
+        # of a pool cannot be freed in a stream of another device (INVALID_VALUE on driver 580).
+        if queue.is_foreign or queue.context is not self.context:
             return False
         self._free_in(queue.handle, block)
         return True
 
     def _free_behind_all(self, block: Block) -> bool:
-        """Free a block behind all its uses; say False where another library's capture forbids it."""
+        """Free a block behind all its uses; say False where a capture forbids it."""
         try:
-            for queue in block.uses.values():
-                if not queue.is_closed:
-                    join(self._frees, queue, self.context.driver)
-        except CudaError as error:
+            for queue in tuple(block.uses.values()):
+                with contextlib.suppress(ContextClosed):  # closed meanwhile, which has waited for its work
+                    if not queue.is_closed:
+                        queue.precede(self._frees)
+        except CaptureError:
+            return False
+        except CudaError as error:  # another library captures
             if not error.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
                 raise
             return False
@@ -251,8 +291,9 @@ class Heap:
         return True
 
     def _free_in(self, stream: Any, block: Block) -> None:
-        self.live.pop(block.address, None)
-        self._left.addresses.discard(block.address)
+        if not block.is_lent:  # else it may be memory of this heap that has come back
+            self.live.pop(block.address, None)
+            self._left.addresses.discard(block.address)
         block.allocator.free(self.context, block.address, block.nbytes, stream)
 
     def drain(self) -> None:
@@ -264,7 +305,8 @@ class Heap:
                 block = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._free_if_allowed(block)
+            with self.context.life.lock:  # a stream is destroyed under it too
+                self._free_if_allowed(block)
 
     def _free_if_allowed(self, block: Block) -> None:
         if not (self._free_at_once(block) or self._free_behind_all(block)):
@@ -281,6 +323,31 @@ class Heap:
             with _joining:
                 self._holds -= 1
             self.drain()
+
+    def note_closed_stream(self) -> None:
+        """Forget, now and then, closed streams that long-lived memory was used by."""
+        self._closed_streams += 1
+        if self._closed_streams % FORGET_EVERY == 0:
+            for block in list(self.live.values()):
+                forget_closed(block.uses)
+
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for the allocations so far."""
+        self.let_wait(later, self.handle)
+
+    def let_wait(self, later: Any, handle: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in a stream of this context now.
+
+        One event serves all: a stream that waits for an event waits for its last recording before the call.
+        """
+        driver = self.context.driver
+        is_default = (
+            int(handle) in DEFAULT_STREAMS
+        )  # the current context's; a green one another may be inside
+        with _joining:
+            with self.context if is_default else contextlib.nullcontext():
+                driver.cuEventRecord(self.joint, handle)
+            driver.cuStreamWaitEvent(later, self.joint, 0)
 
     def record_tail(self, queue: Queue) -> Any:
         """Return an event behind the work of another library's stream: one event for each such stream."""
@@ -340,7 +407,7 @@ class Heap:
         with contextlib.ExitStack() as steps:  # last in, first out; when one raises, the others follow still
             if self._left.pool is not None:
                 steps.callback(driver.cuMemPoolDestroy, self._left.pool)
-            if self.context.kind == "primary":
+            if self.context.leaves_contents:
                 steps.callback(driver.cuStreamDestroy, self.handle)
                 steps.callback(driver.cuStreamDestroy, self._frees)
                 for event in (self.joint, *self._tails.values()):
@@ -358,25 +425,6 @@ class Heap:
         """Free a block that no finalizer has freed since: dropping what waits can end a loan."""
         if self.live.get(block.address) is block:
             self._free_behind_all(block)
-
-
-def join(later: Any, queue: Queue, driver: Any) -> None:
-    """Let later work of a stream (a CUstream) wait for what is in another one now.
-
-    One event serves all: a stream that waits for an event waits for its last recording before the call.
-    """
-    if isinstance(queue, AllWork):
-        queue.precede(later)
-        return
-    if queue.is_foreign:
-        if queue.tail is not None:
-            driver.cuStreamWaitEvent(later, queue.tail, 0)
-        return
-    joint = queue.context.heap.joint
-    with _joining:
-        with queue.context:
-            driver.cuEventRecord(joint, queue.handle)
-        driver.cuStreamWaitEvent(later, joint, 0)  # outside: a default stream is the current context's
 
 
 _joining = threading.RLock()
@@ -400,6 +448,19 @@ def _make_pool(context: Context) -> Any:
         driver.cuMemPoolDestroy(pool)
         raise
     return pool
+
+
+FORGET_EVERY = 256
+"""So many streams are closed until those are forgotten that have used memory."""
+
+
+def forget_closed(uses: dict[Any, Queue]) -> None:
+    """Take the closed streams out of those that use memory."""
+    for key, queue in tuple(uses.items()):
+        if queue.is_closed:
+            removed = uses.pop(key, queue)
+            if removed is not queue:  # a new stream has the address
+                uses.setdefault(key, removed)
 
 
 KEEP_ALL = (1 << 64) - 1

@@ -12,7 +12,7 @@ class _Shown:
     """What NumPy is shown: not the owner itself, whose buffer protocol may be made from this array."""
 
     def __init__(self, owner: Any, interface: dict[str, Any]) -> None:
-        self._owner = owner
+        self.owner = owner
         self.__array_interface__ = interface
 
 
@@ -21,6 +21,15 @@ def array_over(owner: Any, interface: dict[str, Any]) -> NDArray[Any]:
     import numpy as np
 
     return np.asarray(_Shown(owner, interface))
+
+
+def owner_of(array: Any) -> Any:
+    """Return the owner of the memory that an array is a view of, if it came from here; else None."""
+    import numpy as np
+
+    while isinstance(array, (np.ndarray, memoryview)):
+        array = array.obj if isinstance(array, memoryview) else array.base
+    return array.owner if isinstance(array, _Shown) else None
 
 
 def host_view(owner: Any, address: int, nbytes: int) -> NDArray[Any]:

@@ -6,12 +6,16 @@ A launch costs a few microseconds, so what does not change from launch to launch
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from gpufleet import native
+from gpufleet.bound import BoundKernel, bound
 from gpufleet.configuration import Configuration, Limits, Size
 from gpufleet.errors import KernelArgumentError
-from gpufleet.frame import Frame, Layout, counted, parameter_table
+from gpufleet.frame import STYLES, Frame, Layout, check_style, counted, parameter_table
+from gpufleet.pointers import keep_passed, passed
 from gpufleet.queue import Queue, as_stream, main_queue
 from gpufleet.stream import Stream
 
@@ -88,11 +92,45 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.is_foreign and queue.must_enter:
+            with queue.context:
+                self.launch(grid, block, *arguments, stream=queue, shared=shared, style=style)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
-        plan.start(queue, configuration, plan.converted(queue, arguments), style)
+        try:
+            plan.launch(queue, configuration, arguments, style)
+        except BaseException:
+            passed.pop(threading.get_ident(), None)
+            raise
         if queue.graph is not None:
             queue.graph.keep(self, *arguments)
+        if passed:
+            keep_passed(queue)
+
+    def bind(
+        self, grid: Size, block: Size, *, stream: Any, shared: int = 0, style: str = "packed"
+    ) -> BoundKernel:
+        """Fix everything of a launch but the values: ``kernel.bind(...)(*arguments)`` is the launch.
+
+        What is the same for each launch is checked once, here. With the C extension a bound kernel costs
+        hardly more than the driver's own call.
+
+        Parameters
+        ----------
+        grid, block, stream, shared, style
+            As in `launch`.
+
+        Raises
+        ------
+        LaunchError, WrongContext, ContextClosed, ImageError, UnsupportedPtx, CompileError
+            As `launch` does.
+        """
+        queue: Queue = stream if type(stream) is Stream else self._queue(stream)
+        queue.check_open()
+        plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
+        check_style(style)
+        return bound(self, queue, plan.configuration(queue, grid, block, shared), style)
 
     def launch_packed(
         self, grid: Size, block: Size, buffer: Any, *, stream: Any = None, shared: int = 0
@@ -114,6 +152,10 @@ class Kernel:
         """
         queue: Queue = stream if type(stream) is Stream else self._queue(stream)
         queue.check_open()
+        if queue.must_enter:
+            with queue.context:
+                self.launch_packed(grid, block, buffer, stream=queue, shared=shared)
+            return
         plan = self._plans.get(id(queue.context)) or self._plan(queue.context)
         configuration = plan.configuration(queue, grid, block, shared)
         plan.start(queue, configuration, plan.copied(buffer), "packed")
@@ -171,6 +213,7 @@ class Plan:
         read: tuple[ParameterType, ...] | None,
     ) -> None:
         self.name = name
+        self._function = function
         self._limits = Limits(name, context, function)
         self._layout = Layout(name, parameter_table(context, function), said, read)
         self._frames: list[Frame] = []  # those that no launch is using now
@@ -182,24 +225,42 @@ class Plan:
         try:
             found = self._configurations.get(key)
         except TypeError:  # a list has no hash
-            return self._limits.configure(queue.context, grid, block, shared)
+            return self._configure(queue, grid, block, shared)
         if found is None:
-            found = self._limits.configure(queue.context, grid, block, shared)
+            found = self._configure(queue, grid, block, shared)
             if len(self._configurations) >= MOST_CONFIGURATIONS:
                 self._configurations.clear()
             self._configurations[key] = found
         return found
 
-    def converted(self, queue: Queue, arguments: tuple[Any, ...]) -> Frame:
-        """Return a frame that holds these arguments."""
-        layout = self._layout
+    def _configure(self, queue: Queue, grid: Any, block: Any, shared: int) -> Configuration:
+        found = self._limits.configure(queue.context, grid, block, shared)
+        found.launcher = native.launcher(queue.context.driver, self._layout, self._function, found)
+        return found
+
+    def launch(
+        self, queue: Queue, configuration: Configuration, arguments: tuple[Any, ...], style: str
+    ) -> None:
+        """Start the kernel with these arguments: in C where that can be, else in Python.
+
+        A launch that fails in C has started nothing, and is tried again in Python, which says what is wrong.
+        """
+        layout, launcher = self._layout, configuration.launcher
         if len(arguments) != layout.count:
             raise KernelArgumentError(
                 f"kernel {self.name!r} takes {counted(layout.count)}, but {len(arguments)} "
                 f"{'was' if len(arguments) == 1 else 'were'} given"
             )
+        can_be_in_c = launcher is not None and style in STYLES and not queue.context.driver.is_lost
+        if can_be_in_c and not launcher.launch(queue, style == "packed", arguments):
+            self._note(queue, configuration)
+        else:
+            self.start(queue, configuration, self._converted(queue, arguments), style)
+
+    def _converted(self, queue: Queue, arguments: tuple[Any, ...]) -> Frame:
+        """Return a frame that holds these arguments."""
         frame = self._frame()
-        layout.pack(frame.memory, queue, arguments)
+        self._layout.pack(frame.memory, queue, arguments)
         return frame
 
     def copied(self, buffer: Any) -> Frame:
@@ -235,13 +296,18 @@ class Plan:
                 error = configuration.start(queue.handle, parameters, extra)[0]
         if error:
             raise driver.failure(error, "cuLaunchKernel")
+        self._frames.append(frame)
+        self._note(queue, configuration)
+
+    def _note(self, queue: Queue, configuration: Configuration) -> None:
+        """Note a launch that the driver has accepted."""
+        context = queue.context
         if queue.graph is None:
-            driver.launches.add(context.address, queue.address, configuration)
+            context.driver.launches.add(context.address, queue.address, configuration)
         else:
             queue.graph.note_launch(configuration)
         if queue.is_foreign:
             queue.has_work()
-        self._frames.append(frame)
 
 
 INVALID_CONTEXT = 201

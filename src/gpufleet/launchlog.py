@@ -19,20 +19,24 @@ class LaunchLog:
     """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         self._streams: dict[tuple[int, int], deque[tuple[int, Any]]] = {}
 
     def add(self, context: int, stream: int, launch: Any) -> None:
         """Note a launch; `launch` is anything whose `str()` names it."""
+        self.of_stream(context, stream).append((next(self.numbers), launch))
+
+    def of_stream(self, context: int, stream: int) -> deque[tuple[int, Any]]:
+        """Return the launches of a stream, numbered by `numbers`, to which `add` appends."""
         key = (context, stream)
         launches = self._streams.get(key)
         if launches is None:
             launches = self._streams.setdefault(key, deque(maxlen=SUSPECTS_PER_STREAM))
-        launches.append((next(self._numbers), launch))
+        return launches
 
     def mark(self) -> int:
         """Return a number that separates launches before now from later ones."""
-        return next(self._numbers)
+        return next(self.numbers)
 
     def finished(self, context: int, stream: int | None = None, before: int | None = None) -> None:
         """Forget launches that are known to be complete.

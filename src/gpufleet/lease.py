@@ -8,7 +8,7 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gpufleet.errors import ContextClosed, GpufleetError, LeaseEnded, add_note
+from gpufleet.errors import ContextClosed, LeaseEnded
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -49,10 +49,10 @@ class Lease:
             slot = ledger.take(self) or self._wait()
             context = slot.context or slot.open()
             try:
-                context._enter(True)  # `with` would cost two calls more
+                context.__enter__()
             except ContextClosed:  # by somebody who had it before
                 context = slot.open()
-                context._enter(True)
+                context.__enter__()
         except BaseException as error:
             raise ledger.failed(self, error)  # noqa: B904 (the same error, or one that has it as cause)
         self._context = context
@@ -62,11 +62,7 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._context._leave()
-        except GpufleetError as second:
-            if error is None:
-                raise
-            add_note(error, f"leaving {self._context!r} failed too: {second}")
+            self._context.__exit__(kind, error, trace)
         finally:
             self._ledger.give_back(self)
 

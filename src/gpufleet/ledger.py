@@ -89,9 +89,11 @@ class Ledger:
         with self._lock:
             if lease.is_used:
                 raise lease.ended()
-            slot = lease.slot = take_slot(groups, self._capacity)
-            if slot is not None:
-                lease.is_used = True
+            slot = take_slot(groups, self._capacity)
+            if slot is None:
+                return None
+            lease.slot = slot
+            lease.is_used = True
         if self._forgotten:
             self._take_back_forgotten()
         return slot

@@ -195,8 +195,10 @@ class ManagedBuffer:
             If nothing was done, since a device has no concurrent managed access.
         """
         self.check_open()
-        nbytes = self._checked(offset, nbytes)
+        offset, nbytes = self._checked(offset, nbytes)
         given = None if stream is None else self.context.as_stream(stream)
+        if given is not None and given.context.driver is not self.context.driver:
+            raise WrongContext(f"{self!r} cannot be prefetched on {given!r}, of another driver")
         if self._can_move("prefetch", where):
             queue = self.context.main_stream if given is None else given
             with self.context:
@@ -229,7 +231,7 @@ class ManagedBuffer:
         from cuda.bindings.driver import CUmem_advise
 
         self.check_open()
-        nbytes = self._checked(offset, nbytes)
+        offset, nbytes = self._checked(offset, nbytes)
         if advice not in ADVICE:
             raise ValueError(f"there is no advice {advice!r}: expected one of {', '.join(ADVICE)}")
         if self._can_move("advise", where):
@@ -237,15 +239,20 @@ class ManagedBuffer:
             with self.context:  # cuMemAdvise needs a current one (driver 580)
                 self.context.driver.cuMemAdvise(self.address + offset, nbytes, kind, _location(where))
 
-    def _checked(self, offset: int, nbytes: int | None) -> int:
-        nbytes = self.nbytes - offset if nbytes is None else nbytes
+    def _checked(self, offset: int, nbytes: int | None) -> tuple[int, int]:
+        offset = operator.index(offset)
+        nbytes = self.nbytes - offset if nbytes is None else operator.index(nbytes)
         if offset < 0 or nbytes < 1 or offset + nbytes > self.nbytes:
             raise ValueError(
                 f"{nbytes} bytes from byte {offset} on are not in a buffer of {self.nbytes} bytes"
             )
-        return nbytes
+        return offset, nbytes
 
     def _can_move(self, what: str, where: Device | str) -> bool:
+        if where != "host" and getattr(where, "driver", None) is not self.context.driver:
+            raise ValueError(
+                f"{where!r} is no place for {self!r}: expected a Device of its driver, or 'host'"
+            )
         can = self.is_concurrent and (
             isinstance(where, str) or bool(where.attribute("concurrent_managed_access"))
         )
@@ -294,8 +301,6 @@ def _location(where: Device | str) -> Any:
     location = types.CUmemLocation()
     kinds = types.CUmemLocationType
     if isinstance(where, str):
-        if where != "host":
-            raise ValueError(f"{where!r} is no place for memory: expected a Device or 'host'")
         location.type = kinds.CU_MEM_LOCATION_TYPE_HOST
     else:
         location.type = kinds.CU_MEM_LOCATION_TYPE_DEVICE

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.allocators import Allocator
 from gpufleet.array import DeviceArray, view
-from gpufleet.copies import completed, copy_across, copy_in, copy_out
-from gpufleet.errors import CaptureError, ContextClosed, WrongContext
+from gpufleet.copies import Part, completed, copy_across, copy_in, copy_out
+from gpufleet.errors import CaptureError, ContextClosed, GpufleetError, StickyError, WrongContext
 from gpufleet.graph import refuse_blocking
-from gpufleet.heap import Block, Queue, forget, forget_quietly, join
-from gpufleet.lent import Lent
+from gpufleet.heap import Block, Queue, forget, forget_quietly
+from gpufleet.host_view import owner_of
 from gpufleet.pinned_memory import PinnedBuffer
 from gpufleet.protocols import LEGACY_AND_PER_THREAD, ForeignMemory, foreign_memory, is_foreign
 from gpufleet.sharing import AllWork, Loan
@@ -25,6 +28,19 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from gpufleet.context import Context
+
+
+REFUSALS = (TypeError, ValueError, CaptureError, ContextClosed, WrongContext, StickyError)
+"""Errors of copies that have not begun, or never go on."""
+CheckSize = Callable[[int], None]
+"""Raises `ValueError` if a copy has not the right number of bytes."""
+
+
+def any_size(nbytes: int) -> None:
+    """Take copies of any size."""
+
+
+PITCH_OF_DEVICE_MEMORY = "pitch= is for host arrays of two dimensions: device memory is copied whole"
 
 
 class DeviceBuffer:
@@ -42,6 +58,8 @@ class DeviceBuffer:
     address : int
         The device address.
     nbytes : int
+    is_read_only : bool
+        Whether it is another library's memory that is not to be written.
     uses : dict
         The streams that use it, by their key.
     usable_in : Context or None
@@ -49,7 +67,7 @@ class DeviceBuffer:
         if its memory is not there for all streams yet.
     """
 
-    def __init__(self, context: Context, block: Block) -> None:
+    def __init__(self, context: Context, block: Block, *, is_read_only: bool = False) -> None:
         self.context = context
         self.address = block.address
         self.nbytes = block.nbytes
@@ -58,6 +76,7 @@ class DeviceBuffer:
         self._block: Block | None = block
         self._loan: weakref.ref[Loan] | None = None
         self._is_shared = False
+        self.is_read_only = is_read_only
 
     @classmethod
     def allocate(
@@ -72,10 +91,12 @@ class DeviceBuffer:
             stream.check_open()
             if stream.graph is not None:
                 raise CaptureError(f"no memory is allocated on {stream!r} while it is captured: do it before")
-            if stream.context.device.ordinal != context.device.ordinal:
+            if stream.context.device != context.device:
                 raise WrongContext(
                     f"memory of {context!r} cannot be allocated on {stream!r}, of another device"
                 )
+            if stream.is_foreign:  # its owner may end it before the memory is there
+                stream = None
         return cls(context, context.heap.allocate(nbytes, allocator, stream))
 
     def copy_from(
@@ -111,13 +132,7 @@ class DeviceBuffer:
         BlockingCopyWarning
             If the stream made the caller wait: for more than 64 MiB of pageable memory.
         """
-        stream = self._stream(stream)
-        if isinstance(source, DeviceBuffer):
-            return copy_across(self, source, offset, stream)
-        if is_foreign(source):
-            return self._copy_array(source, offset, stream, is_source=True)
-        _note_user(source, stream)
-        return copy_in(self, _host_array(source, writable=False), offset, pitch, stream)
+        return self._copy_from(source, offset, pitch, stream)
 
     def copy_to(
         self, target: Any, *, offset: int = 0, pitch: int | None = None, stream: Stream | None = None
@@ -137,13 +152,7 @@ class DeviceBuffer:
         BlockingCopyWarning
             If the stream made the caller wait: for more than 64 MiB of pageable memory.
         """
-        stream = self._stream(stream)
-        if isinstance(target, DeviceBuffer):
-            target = target.view()
-        if is_foreign(target):
-            return self._copy_array(target, offset, stream, is_source=False)
-        _note_user(target, stream)
-        return copy_out(self, _host_array(target, writable=True), offset, pitch, stream)
+        return self._copy_to(target, offset, pitch, stream)
 
     def to_numpy(
         self, dtype: DTypeLike = "u1", shape: int | tuple[int, ...] = -1, *, stream: Stream | None = None
@@ -161,18 +170,105 @@ class DeviceBuffer:
 
     def fill(self, byte: int = 0, *, stream: Stream | None = None) -> Transfer | None:
         """Set every byte to `byte`: complete on return, or in the order of `stream`."""
+        byte = operator.index(byte)
+        if not 0 <= byte <= 255:
+            raise ValueError(f"{byte} is no byte: expected 0 to 255")
+        self.check_writable()
         stream = self._stream(stream)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self.fill(byte, stream=stream)
         queue = self.queue_for(stream)
-        self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
-        return completed(queue, stream, None, self)
+        try:
+            self.context.driver.cuMemsetD8Async(self.address, byte, self.nbytes, queue.handle)
+            return completed(queue, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._outlast(queue, None)
+            raise
+
+    def copy_into(self, array: DeviceArray, source: Any, stream: Stream | None) -> Transfer | None:
+        """Do as `copy_from`, for all of an array that lies in this buffer."""
+        return self._copy_from(source, array.offset, None, stream, array.check_size)
+
+    def copy_out_of(self, array: DeviceArray, target: Any, stream: Stream | None) -> Transfer | None:
+        """Do as `copy_to`, for all of an array that lies in this buffer."""
+        return self._copy_to(target, array.offset, None, stream, array.check_size)
+
+    def _copy_from(
+        self, source: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
+    ) -> Transfer | None:
+        self.check_writable()
+        stream, offset = self._stream(stream), operator.index(offset)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self._copy_from(source, offset, pitch, stream, check_size)
+        part = _part_of(source)
+        if pitch is not None and (part is not None or is_foreign(source)):
+            raise ValueError(PITCH_OF_DEVICE_MEMORY)
+        try:
+            if part is not None:
+                check_size(part.nbytes)
+                return copy_across(Part(self, offset, part.nbytes), part, stream)
+            if is_foreign(source):
+                return self._copy_array(source, offset, stream, check_size, is_source=True)
+            view = _host_array(source, writable=False)
+            check_size(view.nbytes)
+            _note_user(view, stream)
+            return copy_in(self, view, offset, pitch, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._outlast(stream or self.context.main_stream, source)
+            raise
+
+    def _copy_to(
+        self, target: Any, offset: int, pitch: int | None, stream: Any, check_size: CheckSize = any_size
+    ) -> Transfer | None:
+        stream, offset = self._stream(stream), operator.index(offset)
+        if stream is not None and stream.must_enter:
+            with stream.context:
+                return self._copy_to(target, offset, pitch, stream, check_size)
+        part = _part_of(target)
+        if pitch is not None and (part is not None or is_foreign(target)):
+            raise ValueError(PITCH_OF_DEVICE_MEMORY)
+        try:
+            if part is not None:
+                check_size(part.nbytes)
+                part.buffer.check_writable()
+                return copy_across(part, Part(self, offset, part.nbytes), stream)
+            if is_foreign(target):
+                return self._copy_array(target, offset, stream, check_size, is_source=False)
+            view = _host_array(target, writable=True)
+            check_size(view.nbytes)
+            _note_user(view, stream)
+            return copy_out(self, view, offset, pitch, stream)
+        except REFUSALS:
+            raise
+        except BaseException:
+            owner = self if part is None else part.buffer
+            self._outlast(stream or owner.context.main_stream, target)
+            raise
+
+    def _outlast(self, queue: Stream, other: Any) -> None:
+        """Keep both sides of a copy that Ctrl-C or a failure of the driver ended: it may be under way."""
+        part = _part_of(other)
+        for buffer in (self, None if part is None else part.buffer):
+            if buffer is not None:
+                buffer.uses[queue.key] = queue
+        if queue.graph is None:
+            with contextlib.suppress(GpufleetError):
+                if isinstance(other, PinnedBuffer):
+                    other.note_user(queue)
+                queue.hold(other)
 
     def _copy_array(
-        self, array: Any, offset: int, stream: Stream | None, *, is_source: bool
+        self, array: Any, offset: int, stream: Stream | None, check_size: CheckSize, *, is_source: bool
     ) -> Transfer | None:
         queue = self.queue_for(stream)
         memory = _memory_of(array, queue)
-        if not memory.is_contiguous:
-            raise ValueError(f"the {type(array).__name__} is not C-contiguous: copy a contiguous one of it")
+        check_size(memory.nbytes)
         if not is_source and memory.is_read_only:
             raise ValueError(f"the {type(array).__name__} is read-only: copy into a writable one")
         self.check_range(offset, memory.nbytes)
@@ -180,7 +276,7 @@ class DeviceBuffer:
         target, source = (here, there) if is_source else (there, here)
         if memory.nbytes:
             self.context.driver.cuMemcpyDtoDAsync(target, source, memory.nbytes, queue.handle)
-        return completed(queue, stream, None if is_source else array, self)
+        return completed(queue, stream, keep=(memory.owner, array), value=None if is_source else array)
 
     # Who uses it
 
@@ -190,6 +286,8 @@ class DeviceBuffer:
         Launches and copies of gpufleet do this by themselves.
         """
         self.check_open()
+        if queue.context.driver is not self.context.driver:
+            raise WrongContext(f"{self!r} cannot be used on {queue!r}, of another driver")
         self._become_usable(queue)
         self.uses[queue.key] = queue
         if queue.graph is not None:
@@ -231,6 +329,11 @@ class DeviceBuffer:
                 f"{nbytes} bytes from byte {offset} on do not fit: the buffer has {self.nbytes} bytes"
             )
 
+    def check_writable(self) -> None:
+        """Raise `ValueError` if it is another library's memory that is not to be written."""
+        if self.is_read_only:
+            raise ValueError(f"{self!r} is read-only memory of another library: copy into a writable one")
+
     def _stream(self, stream: Any) -> Stream | None:
         """Return the stream to use for what was given, another library's too."""
         return stream if stream is None or type(stream) is Stream else self.context.as_stream(stream)
@@ -269,13 +372,13 @@ class DeviceBuffer:
         The memory is freed behind all work that the device has been given by then.
         """
         users = self._share()
-        if len(users) == 1 and isinstance(users[0], Stream):
+        if len(users) == 1:
             return users[0].address
         if not users:
             return None
         main = self.context.main_stream
         for queue in users:
-            join(main.handle, queue, self.context.driver)
+            queue.precede(main.handle)
         return main.address
 
     def share_in(self, stream: int) -> None:
@@ -287,7 +390,7 @@ class DeviceBuffer:
         can_wait = stream not in LEGACY_AND_PER_THREAD or int(driver.cuCtxGetCurrent())
         for queue in users:
             if can_wait:
-                join(stream, queue, driver)
+                queue.precede(stream)
             elif not queue.is_foreign:
                 wait(driver, "cuStreamQuery", "cuStreamSynchronize", queue.handle)
 
@@ -297,24 +400,34 @@ class DeviceBuffer:
         block = self._block
         if block is not None:
             self.context.heap.make_usable(block)
-        users = [
-            queue
-            for queue in self.uses.values()
-            if not (queue.is_closed or queue.graph is not None or isinstance(queue, AllWork))
-        ]
+        users = self._users()
         if not self._is_shared:
             everything = AllWork(self.context)
             self.uses[everything.key] = everything
             self._is_shared, self.usable_in = True, self.context
         return users
 
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for the work that uses the buffer now."""
+        for queue in self._users():
+            queue.precede(later)
+
+    def _users(self) -> list[Queue]:
+        """Return the streams whose work uses the buffer, but for what other libraries do with it."""
+        return [
+            queue
+            for queue in tuple(self.uses.values())
+            if not (queue.is_closed or queue.graph is not None or queue.address is None)
+        ]
+
     def lend(self) -> Loan:
         """Return what keeps the memory when the buffer is closed before another library is done."""
-        self.check_open()
-        loan = self._living_loan()
-        if loan is None:
-            loan = Loan()
-            self._loan = weakref.ref(loan)
+        with _lending:
+            loan = self._living_loan()
+            if loan is None:
+                loan = Loan()
+                self._loan = weakref.ref(loan)
+        self.check_open()  # after it, so that a `close` of another thread finds the loan, or this the close
         return loan
 
     def _living_loan(self) -> Loan | None:
@@ -366,7 +479,7 @@ class DeviceBuffer:
         if block is None or self._leave_to_borrowers(block):
             return
         # The last reference to what is shared may be the other library's, which knows of no `close`.
-        if self._is_shared or isinstance(block.allocator, Lent):
+        if self._is_shared or block.is_lent:
             forget_quietly(self.context, block)
         else:
             forget(self.context, block)
@@ -381,6 +494,10 @@ class DeviceBuffer:
 
     def __repr__(self) -> str:
         return f"<DeviceBuffer {self.address:#x}, {self.nbytes} bytes, of {self.context!r}>"
+
+
+_lending = threading.RLock()
+"""Held while a loan is made, so that a buffer has one at a time. Reentrant: a finalizer may come here."""
 
 
 def _host_array(array: Any, *, writable: bool) -> NDArray[Any]:
@@ -402,30 +519,44 @@ def _host_array(array: Any, *, writable: bool) -> NDArray[Any]:
     return view
 
 
-def _memory_of(array: Any, queue: Queue) -> ForeignMemory:
-    """Return where a GPU array is; work of `queue` may use it then."""
+def _part_of(array: Any) -> Part | None:
+    """Return where gpufleet's own device memory is; None if it is something else."""
+    if isinstance(array, DeviceBuffer):
+        return Part(array, 0, array.nbytes)
     if isinstance(array, DeviceArray):
-        if array.buffer.context.driver is not queue.context.driver:
-            raise WrongContext(
-                f"{array!r} is of another driver than {queue.context!r}: copy its whole buffer"
-            )
-        array.buffer.used_on(queue)
-        array.buffer.context.heap.open_to(queue.context.device)
-        strides = None if array.is_contiguous else array.strides
-        ordinal = array.buffer.context.device.ordinal
-        return ForeignMemory(array.address, array.shape, strides, array.dtype, array, ordinal, False)
+        return Part(array.buffer, array.offset, array.nbytes)
+    return None
+
+
+def _memory_of(array: Any, queue: Queue) -> ForeignMemory:
+    """Return where a GPU array of another library is; work of `queue` may use it then."""
     memory = foreign_memory(array, queue)
     if memory is None:
         raise TypeError(f"expected an array, got {type(array).__name__}")
+    if not memory.is_contiguous:
+        raise ValueError(f"the {type(array).__name__} is not C-contiguous: copy a contiguous one of it")
+    if memory.nbytes and not memory.address:
+        raise ValueError(f"the {type(array).__name__} has no memory, but claims {memory.nbytes} bytes")
     return memory
 
 
-def _note_user(memory: Any, stream: Stream | None) -> None:
-    if stream is not None and isinstance(memory, PinnedBuffer):
-        memory.uses[stream.key] = stream
+def _note_user(view: NDArray[Any], stream: Stream | None) -> None:
+    """Note that pinned memory, of which an array may be any view, is used by a copy."""
+    if stream is not None:
+        owner = owner_of(view)
+        if isinstance(owner, PinnedBuffer):
+            owner.note_user(stream)
 
 
 def _writable_view(array: Any) -> NDArray[Any]:
     import numpy as np
 
-    return array if isinstance(array, np.ndarray) else np.frombuffer(array, "u1")
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(type(array), "__dlpack__"):  # host tensors of PyTorch have no buffer protocol
+        view = np.from_dlpack(array)
+        if not view.flags.writeable:  # NumPy before 2.1 makes all of them so
+            shown = np.asarray(array)
+            return shown if shown.ctypes.data == view.ctypes.data else view
+        return view
+    return np.frombuffer(array, "u1")

@@ -76,17 +76,14 @@ def copies_arrive(source: Context, target: Context) -> bool:
     return _once("copies", source, target, _try_copy)
 
 
-def copy_to_peer(target: DeviceBuffer, source: DeviceBuffer, place: int, queue: Stream) -> None:
-    """Copy a buffer to an address in the memory of another device, with access open where there is any.
+def copy_to_peer(here: Context, target: int, there: Context, source: int, nbytes: int, queue: Stream) -> None:
+    """Copy memory of `there` to an address of `here`, of another device, with access open if there is any.
 
     Without it the driver carries plain memory through the host, and refuses memory of a pool.
     """
-    there, here = source.context, target.context
     if not _is_open(here, there) or not _is_open(there, here):
         _open_both(here, there)
-    here.driver.cuMemcpyPeerAsync(
-        place, here.handle, source.address, there.handle, source.nbytes, queue.handle
-    )
+    here.driver.cuMemcpyPeerAsync(target, here.handle, source, there.handle, nbytes, queue.handle)
 
 
 # Opening
@@ -194,8 +191,8 @@ def _try_copy(source: Context, target: Context) -> bool:
     with source.alloc(pattern.nbytes) as there, target.alloc(pattern.nbytes) as here:
         there.copy_from(pattern)
         here.fill(0)
-        queue = here.queue_for(None, there)
-        copy_to_peer(here, there, here.address, queue)
+        queue = here.queue_for(target.main_stream, there)  # noted as a user: Ctrl-C may end the wait
+        copy_to_peer(target, here.address, source, there.address, pattern.nbytes, queue)
         queue.synchronize()
         return bool((here.to_numpy("u4") == pattern).all())
 
@@ -218,6 +215,7 @@ def _try_kernel(user: Context, owner: Context) -> bool:
 
 def _run_probe(user: Context, memory: DeviceBuffer) -> None:
     driver, stream = user.driver, user.main_stream
+    memory.used_on(stream)  # Ctrl-C may end the wait
     with user:
         module = driver.cuModuleLoadData(PROBE)
         try:

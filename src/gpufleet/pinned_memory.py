@@ -7,6 +7,7 @@ machine with H200s); new ones cost what `cuMemHostAlloc` does (2.3 GB/s), since 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -16,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.driver import Driver, DriverLike, get_driver
-from gpufleet.errors import ContextClosed, WrongContext
-from gpufleet.heap import Queue
+from gpufleet.errors import ContextClosed, ContextInUse, WrongContext
+from gpufleet.heap import FORGET_EVERY, Queue, forget_closed
 from gpufleet.host_view import byte_interface, host_view
 from gpufleet.registration import Lock, find_home, lock, release_home, unlock
 from gpufleet.stream import DISABLE_TIMING, is_ready
@@ -77,6 +78,7 @@ class PinnedBuffer:
         self._block: PinnedBlock | None = None
         self._block = block = self._pool.take(max(nbytes, 1), home)
         self.address = block.address
+        self._bytes = block.bytes  # a view that is used after `close` in spite of all finds memory
         self._dtype, self._shape = dtype, (nbytes,) if shape is None else shape
         self.uses: dict[Any, Queue] = {}
 
@@ -108,8 +110,19 @@ class PinnedBuffer:
             raise WrongContext(f"{self!r} is of another driver than {queue.context!r}")
         if not self.is_locked:
             raise ContextClosed(f"{self!r} cannot be used by a kernel: the context that locked it was closed")
-        self.uses[queue.key] = queue
+        self.note_user(queue)
         return self.address
+
+    def note_user(self, queue: Queue) -> None:
+        """Note that work which is put into `queue` next uses the memory."""
+        self.check_open()
+        if queue.context.driver is not self._pool.driver:  # to which this is ordinary memory
+            return
+        if len(self.uses) >= FORGET_EVERY:
+            forget_closed(self.uses)
+        self.uses[queue.key] = queue
+        if queue.graph is not None:
+            queue.graph.keep(self)
 
     @property
     def is_closed(self) -> bool:
@@ -215,20 +228,31 @@ class PinnedPool:
         if any(queue.graph is not None for queue in users):  # an event would become part of the capture
             self._forgotten.append((block, {queue.key: queue for queue in users}))
             return
-        for queue in users:
-            if queue.is_closed:
-                continue
-            if queue.is_foreign:
-                if queue.tail is not None:
-                    block.busy.append((queue.context.life, queue.tail, False))
-                continue
-            with queue.context:
-                event = self.driver.cuEventCreate(DISABLE_TIMING)
-                block.busy.append((queue.context.life, event, True))
-                self.driver.cuEventRecord(event, queue.handle)
+        while users:
+            try:
+                self._note_work(block, users[-1])
+            except ContextInUse:  # a green one that another thread is inside: a later `take` tries again
+                self._forgotten.append((block, {queue.key: queue for queue in users}))
+                return
+            users.pop()
         with self._lock:
             if not self._is_lost(block):
                 self._free.setdefault(block.nbytes, []).append(block)
+
+    def _note_work(self, block: PinnedBlock, queue: Queue) -> None:
+        """Note an event behind the work of a stream that may use the block."""
+        if queue.is_closed:
+            return
+        if queue.is_foreign:
+            if queue.tail is not None:
+                block.busy.append((queue.context.life, queue.tail, False))
+            return
+        with contextlib.suppress(ContextClosed), queue.context:  # closing has waited for its work
+            event = self.driver.cuEventCreate(DISABLE_TIMING)
+            block.busy.append((queue.context.life, event, True))
+            with queue.lock:
+                if not queue.is_closed:
+                    self.driver.cuEventRecord(event, queue.handle)
 
     def forget(self, block: PinnedBlock, uses: dict[Any, Queue]) -> None:
         """Take a block back from a finalizer, which makes no call of the driver: the next `take` does."""

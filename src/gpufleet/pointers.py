@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from gpufleet.errors import CudaError, WrongContext
@@ -68,7 +69,23 @@ def foreign_address(value: Any, queue: Queue) -> int | None:
     needs_check = driver.is_virtual or int(driver.cuDeviceGetCount()) > 1
     if needs_check and not _is_reachable(address, queue.context):
         raise _not_reachable(f"the {type(value).__name__} with memory at {address:#x}", None, queue.context)
+    passed.setdefault(threading.get_ident(), []).append(memory.owner)
     return address
+
+
+passed: dict[int, list[Any]] = {}
+"""What keeps the memory of other libraries' arrays that threads, by identity, are passing to kernels."""
+
+
+def keep_passed(queue: Queue) -> None:
+    """Keep what was passed to the kernel that was launched last on this thread, until it is done."""
+    owners = passed.pop(threading.get_ident(), ())
+    if not owners:
+        return
+    if queue.graph is None:
+        queue.hold(*owners)
+    else:
+        queue.graph.keep(*owners)
 
 
 def _handle_value(value: Any) -> int | None:

@@ -32,12 +32,16 @@ class ContextPool:
     devices : iterable of Device or int, optional
         None: all that are visible.
     per_device : int
-        Contexts on each device; more than 1 only where `kind` is "created".
+        Contexts on each device; more than 1 only where `kind` is "created" or "green".
     kind : str
-        "primary": the context that CuPy and PyTorch use too, or "created": contexts of the pool's own.
+        "primary": the context that CuPy and PyTorch use too; "created": contexts of the pool's own; "green":
+        `GreenContext`s of the pool's own, side by side on the multiprocessors of a device.
     max_threads_per_context : int, optional
-        Leases on one context at once; None: any number. One context that all threads share overlaps their
-        work better than several do (four kernels of 20 ms took 20 ms against 28, H200).
+        Leases on one context at once; None: any number (of a green context, 1). One context that all
+        threads share overlaps their work better than several created ones do (four kernels of 20 ms took
+        20 ms against 28, H200).
+    sm_count : int, optional
+        How many multiprocessors each green context needs; None: an equal part of its device.
     driver : optional
         As `get_driver` takes it. Without it, that of the devices.
 
@@ -54,10 +58,11 @@ class ContextPool:
         per_device: int = 1,
         kind: str = "primary",
         max_threads_per_context: int | None = None,
+        sm_count: int | None = None,
         driver: DriverLike = None,
     ) -> None:
         chosen = None if devices is None else tuple(devices)
-        self._plan = Plan(chosen, per_device, kind, max_threads_per_context, driver)
+        self._plan = Plan(chosen, per_device, kind, max_threads_per_context, driver, sm_count)
         self._plan.check()
         self._ledger = Ledger(self._plan)
         watch_forks(self)

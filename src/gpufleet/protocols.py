@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufleet.array import lies_in_order
 from gpufleet.dlpack import ON_GPU, VERSION, dtype_of, managed_tensor
 from gpufleet.heap import Queue
 from gpufleet.stream import passing_event
@@ -46,21 +49,14 @@ class ForeignMemory(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie one behind the other, in C's order."""
-        if self.strides is None or not self.nbytes:
-            return True
-        expected = self.dtype.itemsize
-        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if length != 1 and stride != expected:
-                return False
-            expected *= length
-        return True
+        return self.strides is None or lies_in_order(self.shape, self.strides, self.dtype.itemsize)
 
 
 def is_foreign(value: Any) -> bool:
     """Whether `value` says that it is GPU memory."""
-    if hasattr(type(value), "__cuda_array_interface__"):
-        return True
-    return hasattr(type(value), "__dlpack_device__") and value.__dlpack_device__()[0] in ON_GPU
+    if hasattr(type(value), "__dlpack_device__"):  # PyTorch's type has the interface, its host tensors do not
+        return value.__dlpack_device__()[0] in ON_GPU
+    return hasattr(type(value), "__cuda_array_interface__")
 
 
 def foreign_memory(value: Any, queue: Queue) -> ForeignMemory | None:
@@ -74,7 +70,7 @@ def foreign_memory(value: Any, queue: Queue) -> ForeignMemory | None:
     TypeError
         If its library does not hand it out, as PyTorch with a tensor that requires grad.
     ValueError
-        If it has a mask.
+        If it has a mask, or what it says makes no sense.
     """
     interface = _array_interface(value)
     # PyTorch's says nothing of streams (it is of version 2), while its DLPack orders.
@@ -95,23 +91,52 @@ def _array_interface(value: Any) -> dict[str, Any] | None:
 
 def _by_array_interface(value: Any, interface: dict[str, Any], queue: Queue) -> ForeignMemory:
     """Read `__cuda_array_interface__`, https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html."""
-    import numpy as np
-
     if interface.get("mask") is not None:
         raise ValueError("it has a mask, which a kernel would not see")
-    producer = interface.get("stream")
+    try:
+        address, is_read_only = interface["data"]
+        strides = interface.get("strides")
+        memory = ForeignMemory(
+            operator.index(address or 0),
+            _lengths(interface["shape"]),
+            None if strides is None else _lengths(strides),
+            _dtype(interface),
+            value,
+            _ordinal(value),
+            bool(is_read_only),
+        )
+        producer = interface.get("stream")
+        producer = None if producer is None else operator.index(producer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its __cuda_array_interface__ makes no sense: {error!r}") from error
+    _check_sense(memory)
+    if producer == 0:
+        raise ValueError("its __cuda_array_interface__ names stream 0, which is not allowed")
     if producer is not None and producer != queue.key:
         wait_for(producer, queue)
-    strides = interface.get("strides")
-    return ForeignMemory(
-        int(interface["data"][0] or 0),
-        tuple(interface["shape"]),
-        None if strides is None else tuple(strides),
-        np.dtype(interface["typestr"]),
-        value,
-        _ordinal(value),
-        bool(interface["data"][1]),
-    )
+    return memory
+
+
+def _lengths(numbers: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(operator.index(number) for number in numbers)
+
+
+def _dtype(interface: dict[str, Any]) -> np.dtype[Any]:
+    import numpy as np
+
+    raw = np.dtype(interface["typestr"])
+    fields = np.dtype(interface["descr"]) if raw.kind == "V" and interface.get("descr") else raw
+    chosen: np.dtype[Any] = fields if fields.itemsize == raw.itemsize else raw
+    return chosen
+
+
+def _check_sense(memory: ForeignMemory) -> None:
+    """Refuse what no array is, before the driver is given its size."""
+    shape, strides = memory.shape, memory.strides
+    if any(length < 0 for length in shape) or (strides is not None and len(strides) != len(shape)):
+        raise ValueError(f"its shape {shape} with strides {strides} makes no sense")
+    if memory.dtype.hasobject:
+        raise ValueError("it has Python objects, which no device memory holds")
 
 
 def _ordinal(value: Any) -> int | None:
@@ -152,7 +177,7 @@ def _by_dlpack(value: Any, queue: Queue) -> ForeignMemory | None:
     strides = (
         tuple(each * dtype.itemsize for each in tensor.strides[: tensor.ndim]) if tensor.strides else None
     )
-    return ForeignMemory(
+    memory = ForeignMemory(
         int(tensor.data or 0) + int(tensor.byte_offset) if tensor.data else 0,
         shape,
         strides,
@@ -161,3 +186,5 @@ def _by_dlpack(value: Any, queue: Queue) -> ForeignMemory | None:
         int(tensor.device_id),
         managed.is_read_only,
     )
+    _check_sense(memory)
+    return memory

@@ -9,8 +9,8 @@ from gpufleet import heap
 from gpufleet.current import context_of, current_context
 from gpufleet.driver import Driver, DriverLike, get_driver
 from gpufleet.errors import WrongContext
-from gpufleet.foreign_stream import DEFAULT_STREAMS, ForeignStream, address_of
-from gpufleet.stream import Stream
+from gpufleet.foreign_stream import ForeignStream, address_of
+from gpufleet.stream import DEFAULT_STREAMS, Stream
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
@@ -26,8 +26,15 @@ class Queue(heap.Queue, Protocol):
     def address(self) -> int:
         """The address of the stream."""
 
+    @property
+    def must_enter(self) -> bool:
+        """Whether its context must be current while work is put into it, and is not."""
+
     def has_work(self) -> None:
         """Note, of a foreign one, that work was put into it."""
+
+    def hold(self, *objects: Any) -> Any:
+        """Keep objects until the work queued so far is complete."""
 
     def check_open(self) -> None:
         """Raise `ContextClosed` if it can take no more work."""

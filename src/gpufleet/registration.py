@@ -146,11 +146,12 @@ class Locks:
         self.lock = threading.RLock()  # a finalizer may enter it again
         self.all: list[Lock] = []
         self.cuts: list[int] = []
-        """Addresses at which one piece ends and the next begins, sorted: no copy may cross one."""
+        """Addresses at which a piece begins, or the last one ends, sorted: no copy may cross one."""
 
     def update(self) -> None:
         """Find out anew where the cuts are."""
-        self.cuts = sorted(piece for lock in self.all for piece in lock.pieces[1:])
+        ends = {lock.address + lock.nbytes for lock in self.all}
+        self.cuts = sorted(ends.union(*(lock.pieces for lock in self.all)))
 
 
 def lock(home: Any, address: int, nbytes: int, read_only: bool) -> Lock:
@@ -163,6 +164,12 @@ def lock(home: Any, address: int, nbytes: int, read_only: bool) -> Lock:
                 known.count += 1
                 return known
         made = Lock(home.life, address, nbytes, read_only)
+        reading = [each for each in locks.all if each.read_only and each.holds(address, nbytes)]
+        if reading and nbytes:
+            raise ValueError(
+                f"{nbytes} bytes at {address:#x} cannot be page-locked for writing: they are locked already, "
+                "for reading only; close that registration first, or use registered(array, read_only=True)"
+            )
         if not nbytes or is_known(home.driver, address, nbytes):
             return made  # without pieces: another library has locked it
         _lock_pieces(made, home)
@@ -240,11 +247,13 @@ def _lock_pieces(made: Lock, home: Any) -> None:
     try:
         while start < end:
             following = min(end, (start + PIECE) // mmap.PAGESIZE * mmap.PAGESIZE)
+            made.pieces.append(start)  # before, since Ctrl-C may come behind the call
             with home:
                 home.driver.cuMemHostRegister(start, following - start, flags)
-            made.pieces.append(start)
             start = following
     except BaseException as error:
+        if isinstance(error, GpufleetError):
+            made.pieces.pop()  # it was refused
         for piece in made.pieces:
             try:
                 _unlock_piece(made.life, piece)

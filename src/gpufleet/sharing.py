@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpufleet.errors import CaptureError
+from gpufleet.graph import capture_in, capturing
 from gpufleet.stream import passing_event
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 class AllWork:
     """All that a context, and the primary one of its device, have been given to do when it is asked.
 
+    A primary context's work is that of its green contexts, too (CUDA Driver API, `cuCtxRecordEvent`).
+
     It stands among the streams that use a buffer (as a `gpufleet.heap.Queue`) for the streams of other
     libraries: they work in the primary context, and gpufleet does not know which of their streams exist.
 
@@ -27,12 +31,14 @@ class AllWork:
     """
 
     is_foreign = True
+    address = None
     graph: Graph | None = None
     handle: Any = None
     tail: Any = None
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.lock = context.life.lock
         self.key = ("all work", context.address)
 
     @property
@@ -41,17 +47,26 @@ class AllWork:
         return self.context.is_closed
 
     def precede(self, later: Any) -> None:
-        """Let later work of a stream (a CUstream) wait for all that is to be done now."""
+        """Let later work of a stream (a CUstream) wait for all that is to be done now.
+
+        Raises
+        ------
+        CaptureError
+            If gpufleet captures a stream of one of the contexts: the call would break the capture.
+        """
         context = self.context
-        _precede(later, context.driver, context.handle)
-        if context.kind == "created":
+        if context.kind != "green":
+            _precede(later, context.driver, context.handle)
+        if context.kind in ("created", "green"):
             with active_primary(context.device) as primary:
                 if primary is not None:
                     _precede(later, context.driver, primary)
 
 
 def _precede(later: Any, driver: Driver, handle: Any) -> None:
-    with passing_event(driver, handle) as event:
+    with passing_event(driver, handle) as event, capturing:
+        if capture_in(driver, handle) is not None:
+            raise CaptureError("a stream of the context is being captured, so its work cannot be waited for")
         driver.cuCtxRecordEvent(handle, event)
         driver.cuStreamWaitEvent(later, event, 0)
 
@@ -76,8 +91,7 @@ class Loan:
     When the buffer is closed or forgotten before they are, its memory is freed with the last of them.
     """
 
-    def __init__(self) -> None:
-        self._release: Any = None
+    _release: Any = None
 
     def outlive(self, release: Any) -> None:
         """Call `release`, which frees the memory, when the last capsule is gone."""

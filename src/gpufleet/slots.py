@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpufleet.device import Device, devices
 from gpufleet.driver import DriverLike, get_driver
+from gpufleet.multiprocessors import parts_of
 
 if TYPE_CHECKING:
     from gpufleet.context import Context
 
 UNLIMITED = sys.maxsize
 
-MAKE = {"primary": Device.retain_primary_context, "created": Device.create_context}
+Make = Callable[[Device], "Context"]
+MAKE: dict[str, Make] = {"primary": Device.retain_primary_context, "created": Device.create_context}
 
 
 class Slot:
@@ -33,13 +35,13 @@ class Slot:
         How many leases are on it now.
     """
 
-    __slots__ = ("_kind", "_making", "context", "group", "leased")
+    __slots__ = ("_make", "_making", "context", "group", "leased")
 
-    def __init__(self, group: Group, kind: str) -> None:
+    def __init__(self, group: Group, make: Make) -> None:
         self.group = group
         self.context: Context | None = None
         self.leased = 0
-        self._kind = kind
+        self._make = make
         self._making = threading.Lock()
 
     @property
@@ -60,7 +62,7 @@ class Slot:
         with self._making:
             context = self.context
             if context is None or context.is_closed:
-                context = self.context = MAKE[self._kind](self.group.device)
+                context = self.context = self._make(self.group.device)
             return context
 
 
@@ -69,11 +71,11 @@ class Group:
 
     __slots__ = ("device", "leased", "served", "slots")
 
-    def __init__(self, device: Device, per_device: int, kind: str) -> None:
+    def __init__(self, device: Device, per_device: int, make: Make) -> None:
         self.device = device
         self.leased = 0
         self.served = 0
-        self.slots = [Slot(self, kind) for _ in range(per_device)]
+        self.slots = [Slot(self, make) for _ in range(per_device)]
 
     def give_back(self, slot: Slot) -> None:
         """Count one lease less, and let the slot be the next of those with equally few."""
@@ -94,17 +96,20 @@ def take_slot(groups: Iterable[Group], capacity: int) -> Slot | None:
     chosen, fewest = None, capacity
     for group in groups:
         leased = group.leased
+        if not leased:
+            slot = group.slots[0]
+            group.leased = slot.leased = 1
+            group.served += 1
+            return slot
         if leased < fewest:
             chosen, fewest = group, leased
-            if not leased:
-                break
     if chosen is None:
         return None
-    chosen.leased = fewest + 1
-    chosen.served += 1
     slots = chosen.slots
     slot = slots[0] if len(slots) == 1 else min(slots, key=_leased)
     slot.leased += 1
+    chosen.leased = fewest + 1
+    chosen.served += 1
     return slot
 
 
@@ -120,16 +125,24 @@ class Plan(NamedTuple):
     kind: str
     max_threads_per_context: int | None
     driver: DriverLike
+    sm_count: int | None = None
 
     @property
     def capacity_per_device(self) -> int:
         """How many leases a device can have at once."""
-        limit = self.max_threads_per_context
+        limit = 1 if self.kind == "green" else self.max_threads_per_context
         return UNLIMITED if limit is None else limit * self.per_device
 
     def groups(self) -> tuple[Group, ...]:
         """Look up the devices."""
-        return tuple(Group(device, self.per_device, self.kind) for device in self._found())
+        make = self._make_green if self.kind == "green" else MAKE[self.kind]
+        return tuple(Group(device, self.per_device, make) for device in self._found())
+
+    def _make_green(self, device: Device) -> Context:
+        count = self.sm_count
+        if count is None:
+            count = parts_of(device).equal_share(self.per_device)
+        return device.create_green_context(sm_count=count)
 
     def _found(self) -> list[Device]:
         if self.devices is None:
@@ -144,22 +157,34 @@ class Plan(NamedTuple):
     def check(self) -> None:
         """Raise `ValueError` for what no pool can be."""
         per_device, kind, limit = self.per_device, self.kind, self.max_threads_per_context
-        if kind == "green":
-            raise ValueError("kind='green' is not possible yet: expected 'primary' or 'created'")
-        if kind not in MAKE:
-            raise ValueError(f"kind is {kind!r}: expected 'primary' or 'created'")
+        if kind != "green" and kind not in MAKE:
+            raise ValueError(f"kind is {kind!r}: expected 'primary', 'created' or 'green'")
         if per_device < 1:
             raise ValueError(f"per_device is {per_device}: expected 1 or more")
         if kind == "primary" and per_device > 1:
             raise ValueError(
-                f"per_device is {per_device}, but a device has one primary context: take kind='created'"
+                f"per_device is {per_device}, but a device has one primary context: take kind='created' "
+                "or 'green'"
             )
         if limit is not None and limit < 1:
             raise ValueError(
                 f"max_threads_per_context is {limit}: expected 1 or more, or None for any number"
             )
+        self._check_green()
         if self.devices is not None:
             self._check_devices(self.devices)
+
+    def _check_green(self) -> None:
+        limit, count = self.max_threads_per_context, self.sm_count
+        if self.kind == "green" and limit not in (None, 1):
+            raise ValueError(
+                f"max_threads_per_context is {limit}, but a green context is for one thread at a time: leave "
+                "it out, and take a larger per_device"
+            )
+        if self.kind != "green" and count is not None:
+            raise ValueError(f"sm_count is {count}, but contexts of kind {self.kind!r} have the whole device")
+        if count is not None and count < 1:
+            raise ValueError(f"sm_count is {count}: expected 1 or more, or None for an equal part")
 
     @staticmethod
     def _check_devices(given: tuple[Device | int, ...]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufleet.awaiting import until
 from gpufleet.errors import ContextClosed, CudaError, WrongContext
 from gpufleet.graph import Graph, capture, check_meeting, refuse_to_wait
 
@@ -28,6 +30,8 @@ NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: no implicit ordering with the legacy default stream."""
 DISABLE_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
+DEFAULT_STREAMS = (0, 1, 2)
+"""The legacy default stream by its two names, and the per-thread one: each exists in every context."""
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY."""
 
@@ -41,11 +45,16 @@ class Stream:
     ----------
     graph : Graph or None
         What its work is captured into now.
+    must_enter : bool
+        Whether its context must be current while work is put into it, and is not.
+    lock : RLock
+        Held while it is destroyed, and by other threads that must not find it so.
     """
 
     graph: Graph | None = None
 
     is_foreign = False
+    must_enter = False
     tail: Any = None
 
     def __init__(self, context: Context, handle: Any, *, is_main: bool = False) -> None:
@@ -55,17 +64,17 @@ class Stream:
         self._closed = False
         self._held: deque[tuple[Event, tuple[Any, ...]]] = deque()
         self._is_main = is_main
+        self.lock = threading.RLock()
         self._finalizer = _finalize(self, "cuStreamDestroy", handle)
 
     @classmethod
     def create(cls, context: Context, *, is_main: bool = False, priority: int = 0) -> Stream:
         """Create a non-blocking stream in `context`; its main one, nobody but the context closes."""
+        priority = operator.index(priority)
         with context:
             if priority:
                 _check_priority(context, priority)
-                handle = context.driver.cuStreamCreateWithPriority(NON_BLOCKING, priority)
-            else:
-                handle = context.driver.cuStreamCreate(NON_BLOCKING)
+            handle = context.new_stream(priority)
         stream = cls(context, handle, is_main=is_main)
         context.adopt(stream)
         return stream
@@ -87,6 +96,8 @@ class Stream:
         self.check_open()
         if event is None:
             event = Event.for_recording(self.context)
+        elif not isinstance(event, Event):
+            raise TypeError(f"expected an event, got {type(event).__name__}")
         elif event.context is not self.context and event.context.address != self.context.address:
             raise WrongContext(f"{event!r} cannot be recorded on {self!r}: they are of different contexts")
         event.check_open()
@@ -98,8 +109,14 @@ class Stream:
     def wait(self, event: Event | Transfer) -> None:
         """Let later work of this stream wait for `event`, of whatever context and device."""
         self.check_open()
-        point = event if isinstance(event, Event) else event.event
+        point = event if isinstance(event, Event) else getattr(event, "event", None)
+        if not isinstance(point, Event):
+            raise TypeError(
+                f"{self!r} cannot wait for an object of type {type(event).__name__}: expected an event, such "
+                "as other.record() of another stream, or a transfer"
+            )
         point.check_open()
+        _check_driver(self, point)
         graph = point.graph
         if graph is not self.graph or graph is not None:
             check_meeting(self, point)
@@ -143,8 +160,28 @@ class Stream:
         self._let_go()
         settle(driver)
 
+    async def synchronize_async(self) -> None:
+        """Wait, in an asyncio task, until the work queued so far is complete, and let the loop go on.
+
+        Notices it within a millisecond. What raises in `synchronize` raises here. A task that is cancelled
+        waits no more; the work goes on.
+        """
+        refuse_to_wait(self, "be waited for")
+        event = self.record()
+        try:
+            await event
+            self._let_go()
+        finally:
+            event.close()
+
     def has_work(self) -> None:
         """Do nothing: this stream is asked when its work is to be known (another library's may be gone)."""
+
+    def precede(self, later: Any) -> None:
+        """Let later work of a stream (a CUstream) wait for what is in this one now, without a new event."""
+        with self.lock:
+            if not self._closed:
+                self.context.heap.let_wait(later, self.handle)
 
     def hold(self, *objects: Any) -> Event:
         """Keep `objects` alive until the work queued so far is complete; return an event behind it."""
@@ -197,7 +234,12 @@ class Stream:
             event.let_go()
         self._held.clear()
         driver.launches.forget(self.context.address, self.address)
-        self.context.free("cuStreamDestroy", self.handle)
+        self.context.if_alive(self._destroy)
+        self.context.note_closed_stream()
+
+    def _destroy(self) -> None:
+        with self.lock:
+            self.context.driver.cuStreamDestroy(self.handle)
 
     def abandon(self) -> None:
         """Leave the stream to its context, whose end frees it: no finalizer will."""
@@ -288,6 +330,13 @@ class Event:
             driver.launches.finished(self.context.address, *mark)
         settle(driver)
 
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait, in an asyncio task, for the work before the event: see `Stream.synchronize_async`."""
+        mark = self.mark
+        yield from until(self.query)
+        if mark is not None:
+            self.context.driver.launches.finished(self.context.address, *mark)
+
     def elapsed(self, end: Event) -> float:
         """Return the milliseconds from this event to `end`, both recorded and complete.
 
@@ -298,6 +347,7 @@ class Event:
         CudaError
             If one is not recorded (CUDA_ERROR_INVALID_HANDLE) or not complete (CUDA_ERROR_NOT_READY).
         """
+        _check_driver(self, end)
         if self.context.device.ordinal != end.context.device.ordinal:
             raise ValueError(
                 f"no elapsed time between events of device {self.context.device.ordinal} and device "
@@ -383,10 +433,10 @@ def wait(driver: Driver, query: str, synchronize: str, handle: Any) -> None:
 
 
 def settle(driver: Driver) -> None:
-    """Let copies that are complete but for their last step on the host take it (`Transfer`)."""
+    """Do what is left to the host of work that is complete (`Transfer`, `LastUse`)."""
     if driver.unfinished:
-        for transfer in tuple(driver.unfinished):
-            transfer.advance()
+        for each in tuple(driver.unfinished):
+            each.advance()
 
 
 def _check_priority(context: Context, priority: int) -> None:
@@ -396,6 +446,13 @@ def _check_priority(context: Context, priority: int) -> None:
         raise ValueError(
             f"a stream of {context.device!r} cannot have priority {priority}: expected a number from {least} "
             f"(the least urgent) down to {greatest} (the most urgent)"
+        )
+
+
+def _check_driver(one: Stream | Event, other: Event) -> None:
+    if one.context.driver is not other.context.driver:
+        raise WrongContext(
+            f"{one!r} and {other!r} are of different drivers, which know nothing of each other"
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from gpufleet.awaiting import until
 from gpufleet.graph import refuse_to_wait
 from gpufleet.stream import Event, is_ready, wait
 
@@ -39,6 +40,7 @@ class Transfer:
         self._finish = finish
         self._lock = threading.RLock()  # signal handlers and finalizers may enter it again
         if finish is not None:
+            event.is_held = True  # closing it must not give its handle to another recording
             event.context.driver.unfinished.append(self)
 
     @property
@@ -66,6 +68,11 @@ class Transfer:
         self.synchronize()
         return self._value
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Return, in an asyncio task, what `result` does; the event loop goes on meanwhile."""
+        yield from until(self.advance)
+        return self._value
+
     def advance(self) -> bool:
         """Do the last step if its time has come; return whether the copy is complete."""
         if self._finish is None and self.event.is_closed:
@@ -78,6 +85,7 @@ class Transfer:
             if finish is not None:
                 finish()
                 self._forget()
+                self.event.let_go()
         return True
 
     def _forget(self) -> None:

@@ -96,7 +96,7 @@ class Worker:
         if context is None:
             return False
         error, handle = context._get_current()
-        return bool(error) or int(handle) != context.address or len(thread_entries()) != self._depth + 1
+        return bool(error) or handle != context.handle or len(thread_entries()) != self._depth + 1
 
     def _enter(self, pool: ContextPool) -> None:
         self._depth = len(thread_entries())

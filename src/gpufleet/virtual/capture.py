@@ -233,7 +233,7 @@ class Captures:
     def _check_context(self, state: State) -> None:
         current = state.current()
         for capture in self.active:
-            if any(stream.context is current for stream in capture.fronts):
+            if any(current in (stream.context, stream.context.home) for stream in capture.fronts):
                 raise capture.broken_by("UNSUPPORTED", "the context has a captured stream")
 
 

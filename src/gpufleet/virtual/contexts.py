@@ -15,6 +15,7 @@ from gpufleet.virtual.streams import Event, Stream
 if TYPE_CHECKING:
     from gpufleet.virtual.devices import Device
     from gpufleet.virtual.engine import DeviceMemory
+    from gpufleet.virtual.green_contexts import GreenContext
     from gpufleet.virtual.memory import Memory
     from gpufleet.virtual.modules import Module
     from gpufleet.virtual.work import Scheduler
@@ -49,6 +50,15 @@ class Context:
         Its legacy default stream.
     streams, events, modules : dict
         What is to end with it, by handle.
+    home : Context
+        Whose the memory, modules and events are that are made in it: the primary one for a green context,
+        which has streams of its own only.
+    green_handle : int
+        Of a green context: that of its CUgreenCtx.
+    multiprocessors : int
+        How many of the device's its kernels run on.
+    greens : list of GreenContext
+        Of a primary one, the green contexts that are alive: its work is theirs, too.
     gate : Operation or None
         What streams that are made now have to wait for (cuCtxWaitEvent).
     peers : set of Context
@@ -58,6 +68,10 @@ class Context:
     def __init__(self, device: Device, flags: int, *, is_primary: bool = False) -> None:
         self.handle = new_handle()
         self.device = device
+        self.home = self
+        self.green_handle = 0
+        self.multiprocessors = device.multiprocessors
+        self.greens: list[GreenContext] = []
         self.flags = flags
         self.is_primary = is_primary
         self.is_destroyed = is_primary
@@ -129,8 +143,14 @@ class Context:
 
     def pending(self) -> list[Operation]:
         """Return the operations whose end means that all work of the context has ended."""
-        tails = [stream.tail for stream in (self.legacy, *self.ordinary_streams())]
+        tails = [stream.tail for stream in self.all_streams()]
         return [tail for tail in tails if tail is not None and not tail.done]
+
+    def all_streams(self) -> Iterator[Stream]:
+        """Yield all streams, also those of a primary context's green ones."""
+        for context in (self, *self.greens):
+            yield context.legacy
+            yield from context.ordinary_streams()
 
     def ordinary_streams(self) -> Iterator[Stream]:
         """Yield all streams but the legacy default one, also those destroyed that have work."""

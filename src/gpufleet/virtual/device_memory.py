@@ -26,7 +26,7 @@ class ContextMemory:
     def __init__(self, memory: Memory, context: Context) -> None:
         self.base = memory.space.base
         self._memory = memory
-        self._context = context
+        self._context = context.home
         self._key: tuple[Any, ...] = ()
         self._spans: Spans = (np.empty(0, np.uint64), np.empty(0, np.uint64))
 

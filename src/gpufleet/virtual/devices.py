@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,8 +53,12 @@ class Device:
         Its number for the caller.
     index : int
         Its number without CUDA_VISIBLE_DEVICES.
+    multiprocessors : int
+        One for each CPU core that may be used, if nothing else was asked for.
     primary : Context
         Its primary context, alive while `primary_retained` is above zero.
+    primary_lock : RLock
+        Held while that begins or ends, so that it is not retained while it ends.
     default_pool, current_pool : Pool
         What cuMemAllocAsync takes from.
     """
@@ -61,14 +66,17 @@ class Device:
     default_pool: Pool
     current_pool: Pool
 
-    def __init__(self, ordinal: int, index: int, capability: tuple[int, int], arena: Arena) -> None:
+    def __init__(
+        self, ordinal: int, index: int, capability: tuple[int, int], multiprocessors: int | None, arena: Arena
+    ) -> None:
         self.ordinal = ordinal
         self.index = index
         self.capability = capability
         self.arena = arena
         self.uuid = device_uuid(index)
         self.limits = _LIMITS.get(capability, _LIMITS[9, 0])
-        self.multiprocessors = usable_cores()
+        self.multiprocessors = usable_cores() if multiprocessors is None else multiprocessors
+        self.primary_lock = threading.RLock()
         self.primary_retained = 0
         self.primary_flags = 0
         self.primary = Context(self, 0, is_primary=True)

@@ -16,7 +16,7 @@ CHAPTERS = (
     "initialization", "devices", "contexts", "primary_contexts", "memory", "host_memory", "managed", "pools",
     "copies", "boxes", "fills", "pointers", "streams", "stream_attributes", "stream_values", "events",
     "modules", "libraries", "functions", "launches", "occupancy", "capture", "graphs", "graph_nodes",
-    "graph_launches", "graph_memory",
+    "graph_launches", "graph_memory", "device_resources", "green_contexts",
 )  # fmt: skip
 """The files of `gpufleet.virtual.api`."""
 
@@ -42,6 +42,8 @@ class VirtualDriver:
     visible_devices : str or None
         A value as of CUDA_VISIBLE_DEVICES, or None for all devices. By default the environment variable
         says it, when cuInit is called.
+    multiprocessors : int
+        Of each device; by default the CPU cores that this process may use. More do not make it faster.
 
     Attributes
     ----------
@@ -59,12 +61,17 @@ class VirtualDriver:
         memory: int | None = None,
         engine: Engine | None = None,
         visible_devices: str | None = FROM_ENVIRONMENT,
+        multiprocessors: int | None = None,
     ) -> None:
         if devices < 1:
             raise ValueError(f"a virtual driver with {devices} devices: expected at least 1")
         if memory is not None and memory < 1:
             raise ValueError(f"virtual devices with {memory} bytes of memory: expected at least 1")
-        configuration = Configuration(devices, compute_capability, memory, engine, visible_devices)
+        if multiprocessors is not None and multiprocessors < 1:
+            raise ValueError(f"virtual devices with {multiprocessors} multiprocessors: expected at least 1")
+        configuration = Configuration(
+            devices, compute_capability, multiprocessors, memory, engine, visible_devices
+        )
         self._configuration = configuration
         self._state = State(configuration)
         self._stop = weakref.finalize(self, self._state.abandon)

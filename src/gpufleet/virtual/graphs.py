@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.handles import new_handle
+from gpufleet.virtual.interrupts import InterruptsDeferred
 from gpufleet.virtual.operations import Operation
 
 if TYPE_CHECKING:
@@ -240,6 +241,11 @@ class Executable:
 
     def launch(self, scheduler: Scheduler, stream: Stream) -> None:
         """Put all of it into a stream."""
+        with InterruptsDeferred():
+            self._launch(scheduler, stream)
+            scheduler.settle()
+
+    def _launch(self, scheduler: Scheduler, stream: Stream) -> None:
         with scheduler.lock:
             before = stream.predecessors()
             if self.tail is not None and self.tail not in before:
@@ -259,7 +265,6 @@ class Executable:
             end = Operation(device, mark=functools.partial(_drop, self.memories))
             scheduler.submit(end, [*operations, *before])
             stream.tail = self.tail = end
-        scheduler.settle()
 
     def close(self) -> None:
         """Let go of its memory; launches that are under way end as if nothing had happened."""

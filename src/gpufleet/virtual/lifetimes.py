@@ -1,4 +1,4 @@
-"""How contexts, modules and allocations begin and end."""
+"""How contexts, green contexts, modules and allocations begin and end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from gpufleet.virtual.calls import Refusal
 from gpufleet.virtual.contexts import Context
+from gpufleet.virtual.green_contexts import GreenContext
 
 if TYPE_CHECKING:
     from gpufleet.virtual.devices import Device
+    from gpufleet.virtual.green_contexts import Share
     from gpufleet.virtual.modules import Module
     from gpufleet.virtual.spans import Allocation
     from gpufleet.virtual.state import State
@@ -23,12 +25,38 @@ def create_context(state: State, device: Device, flags: int) -> Context:
         return context
 
 
-def revive_primary(device: Device) -> None:
-    """Let a primary context begin a new life under its handle; the lock is held."""
-    _charge_context(device)
-    device.primary.clear()
-    device.primary.flags = device.primary_flags
-    device.primary.is_destroyed = False
+def retain_primary(state: State, device: Device) -> Context:
+    """Return a device's primary context, retained once more; it begins a new life if it has none."""
+    with device.primary_lock, state.lock:
+        if device.primary.is_destroyed:
+            _charge_context(device)
+            device.primary.clear()
+            device.primary.flags = device.primary_flags
+            device.primary.is_destroyed = False
+        device.primary_retained += 1
+        return device.primary
+
+
+def release_primary(state: State, device: Device) -> None:
+    """Give one retain of a primary context back; the last one ends it."""
+    with device.primary_lock:
+        with state.lock:
+            if not device.primary_retained:
+                raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
+            device.primary_retained -= 1
+            is_last = not device.primary_retained
+        if is_last:
+            end_context(state, device.primary)
+            device.primary_flags = 0
+
+
+def reset_primary(state: State, device: Device) -> None:
+    """End a primary context and its green ones; its other retains stay."""
+    with device.primary_lock:
+        for green in list(device.primary.greens):
+            if _end_green(state, green):
+                device.primary_retained -= 1
+        end_context(state, device.primary)
 
 
 def end_context(state: State, context: Context) -> None:
@@ -47,6 +75,40 @@ def end_context(state: State, context: Context) -> None:
                 other.set_peer(context, enabled=False)
     _wait(state, context)  # what other threads had begun to enter before
     _end_contents(state, context)
+
+
+def create_green(state: State, device: Device, share: Share) -> GreenContext:
+    """Return a new green context, which retains the primary context."""
+    retain_primary(state, device)
+    with state.lock:
+        green = GreenContext(device, share)
+        device.primary.greens.append(green)
+        state.contexts[green.handle] = state.green_contexts[green.green_handle] = green
+        return green
+
+
+def end_green(state: State, green: GreenContext) -> None:
+    """Wait for a green context's work, then end it, and give its retain of the primary context back."""
+    if _end_green(state, green):
+        release_primary(state, green.device)
+
+
+def _end_green(state: State, green: GreenContext) -> bool:
+    """End a green context, whose streams stay without it; False if another thread does."""
+    _wait(state, green)
+    with state.lock:
+        if green.is_destroyed:
+            return False
+        green.is_destroyed = True
+        green.home.greens.remove(green)
+    _wait(state, green)  # what other threads had begun to enter before
+    with state.lock:
+        for stream in green.streams.values():
+            state.captures.leave(stream)
+            state.streams.pop(stream.handle, None)
+            state.detached_streams.add(stream.handle)
+        green.streams = {}
+    return True
 
 
 def unload(state: State, module: Module) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpufleet.virtual.address_space import PAGE, AddressSpace
 from gpufleet.virtual.arena import Arena, whole_pages
+from gpufleet.virtual.interrupts import InterruptsDeferred
 from gpufleet.virtual.spans import Allocation, SpanIndex
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ class Memory:
 
     def allocate(self, arena: Arena, size: int, kind: str, context: Context) -> Allocation | None:
         """Return zeroed memory that belongs to `context`, or None if the arena has not enough."""
-        with self.lock:
-            return arena.allocate(size, kind, context)
+        with InterruptsDeferred(), self.lock:
+            return arena.allocate(size, kind, context.home)
 
     def withdraw(self, allocation: Allocation) -> Callable[[], None]:
         """End an allocation's use; return what gives its pages back once nobody is touching them."""
-        with self.lock:
+        with InterruptsDeferred(), self.lock:
             arena = self._arena(allocation.start)
             assert arena is not None
             arena.withdraw(allocation)
@@ -75,7 +76,7 @@ class Memory:
 
     def _reclaim(self, arena: Arena, allocation: Allocation) -> None:
         arena.decommit(allocation)  # takes 10 ms a GiB, and nobody else has these addresses: no lock
-        with self.lock:
+        with InterruptsDeferred(), self.lock:
             arena.reclaim(allocation)
 
     def at(self, address: int) -> Allocation | None:

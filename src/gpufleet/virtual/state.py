@@ -17,6 +17,7 @@ from gpufleet.virtual.devices import Device, uuid_text
 from gpufleet.virtual.engine import Engine, KernelFault
 from gpufleet.virtual.engines import engine_from_environment
 from gpufleet.virtual.graph_objects import Graphs
+from gpufleet.virtual.green_contexts import GreenContext, Share
 from gpufleet.virtual.libraries import Library, LibraryKernel
 from gpufleet.virtual.memory import Memory, physical_memory
 from gpufleet.virtual.modules import Function, Module
@@ -39,6 +40,7 @@ class Configuration:
 
     devices: int
     compute_capability: tuple[int, int]
+    multiprocessors: int | None
     memory: int | None
     engine: Engine | None
     visible_devices: str | None
@@ -78,8 +80,13 @@ class State:
         Tells running kernels to stop.
     deferred : DeferredCalls
         Calls of finalizers that came at a bad moment.
-    contexts, streams, events, modules, functions, libraries, kernels, pools : dict
+    contexts, streams, events, modules, functions, libraries, kernels, pools, green_contexts : dict
         The objects behind the handles; destroyed contexts stay, since they may still be pushed.
+    shares, share_numbers : dict
+        What resources and their descriptors stand for, by number, and the numbers; they stay, as the real
+        ones do.
+    detached_streams : set of int
+        The streams of destroyed green contexts.
     captures : Captures
         Which streams are captured.
     graphs : Graphs
@@ -107,6 +114,10 @@ class State:
         self.libraries: dict[int, Library] = {}
         self.kernels: dict[int, LibraryKernel] = {}
         self.pools: dict[int, Pool] = {}
+        self.green_contexts: dict[int, GreenContext] = {}
+        self.shares: dict[int, Share] = {}
+        self.share_numbers: dict[Share, int] = {}
+        self.detached_streams: set[int] = set()
         self.graphs = Graphs()
         self.captures = Captures(self.graphs)
         _watch(self)
@@ -146,7 +157,8 @@ class State:
         self.devices = []
         for ordinal, index in enumerate(indices):
             arena = self.memory.arenas[ordinal]
-            device = Device(ordinal, index, configuration.compute_capability, arena)
+            capability, multiprocessors = configuration.compute_capability, configuration.multiprocessors
+            device = Device(ordinal, index, capability, multiprocessors, arena)
             device.default_pool = device.current_pool = Pool(device)
             self.pools[device.default_pool.handle] = device.default_pool
             self.contexts[device.primary.handle] = device.primary
@@ -201,6 +213,8 @@ class State:
             return self.current().per_thread_stream()
         stream = self.streams.get(number)
         if stream is None:
+            if number in self.detached_streams:
+                raise Refusal("CONTEXT_IS_DESTROYED", f"stream {number:#x} is of a destroyed green context")
             raise Refusal("INVALID_HANDLE", f"{number:#x} is no stream")
         return stream
 

@@ -104,14 +104,15 @@ class Event:
 
     def record(self, scheduler: Scheduler, stream: Stream) -> None:
         """Let the event mean the work that is in `stream` now."""
-        with scheduler.lock:
-            if stream.capture is not None:
-                stream.capture.record(self, stream)
-                return
-            before = stream.predecessors()
-            stream.tail = self.new_operation()
-            scheduler.submit(stream.tail, before)
-        scheduler.settle()
+        with InterruptsDeferred():
+            with scheduler.lock:
+                if stream.capture is not None:
+                    stream.capture.record(self, stream)
+                    return
+                before = stream.predecessors()
+                stream.tail = self.new_operation()
+                scheduler.submit(stream.tail, before)
+            scheduler.settle()
 
     def record_after(self, scheduler: Scheduler, operations: list[Operation]) -> None:
         """Let the event mean some operations; the lock is held, and `Scheduler.settle` follows."""
@@ -143,13 +144,14 @@ def enqueue(
 
     If the stream is captured, it becomes a node of this `kind`; without one it cannot be captured.
     """
-    with scheduler.lock:
-        if stream.capture is not None:
-            stream.capture.add_operation(stream, kind, operation)
-            return
-        scheduler.submit(operation, _before(stream, after))
-        stream.tail = operation
-    scheduler.settle()
+    with InterruptsDeferred():  # else an operation could be entered that no worker is called for
+        with scheduler.lock:
+            if stream.capture is not None:
+                stream.capture.add_operation(stream, kind, operation)
+                return
+            scheduler.submit(operation, _before(stream, after))
+            stream.tail = operation
+        scheduler.settle()
 
 
 def enqueue_and_wait(scheduler: Scheduler, stream: Stream, operation: Operation) -> None:

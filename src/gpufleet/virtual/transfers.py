@@ -40,6 +40,8 @@ class Side:
     def __init__(
         self, address: int, width: int, rows: int = 1, pitch: int = 0, *, must_be_known: bool = False
     ) -> None:
+        if width < 0 or rows < 0:
+            raise OverflowError("can't convert negative value to size_t")  # as cuda.bindings does
         self.address = address
         self.width = width
         self.rows = rows

@@ -59,8 +59,8 @@ def test_a_copy_of_nothing_may_come_from_anywhere() -> None:
     found = copied(
         f"""st.shared.v4.u32 [%r3], {{1, 2, 3, 4}}; setp.ge.u32 %p1, %r1, 5; selp.b32 %r4, 0, 16, %p1;
         mov.u64 %rd5, 0x10; @%p1 mov.u64 %rd3, %rd5;
-        cp.async.cg.shared.global [%r3], [%rd3], 16, %r4; cp.async.commit_group; cp.async.wait_group 0;
-        {OUT}""",
+        cp.async.cg.shared.global [%r3], [%rd3], 16, %r4;
+        cp.async.commit_group; cp.async.wait_group 0; {OUT}""",
         words(),
     )
     assert np.array_equal(found[:5], words()[:5])
@@ -163,8 +163,10 @@ def test_an_allocation_beyond_the_stack_is_a_fault() -> None:
 
 
 HEAP = ".extern .func (.param .b64 r) malloc (.param .b64 n);\n.extern .func free (.param .b64 p);"
-MALLOC = """{{ .param .b64 r; .param .b64 n; st.param.b64 [n], {size};
-    call.uni (r), malloc, (n); ld.param.b64 {to}, [r]; }}"""
+MALLOC = (
+    "{{ .param .b64 r; .param .b64 n; st.param.b64 [n], {size}; call.uni (r), malloc, (n); "
+    "ld.param.b64 {to}, [r]; }}"
+)
 FREE = "{{ .param .b64 p; st.param.b64 [p], {0}; call.uni free, (p); }}"
 
 

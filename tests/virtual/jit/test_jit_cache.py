@@ -11,7 +11,7 @@ import pytest
 from machine import Device
 
 from gpufleet.virtual.jit import cache
-from gpufleet.virtual.jit.llvm import Compiler
+from gpufleet.virtual.jit.llvm import Compiler, Effort
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +35,10 @@ def compiled_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     compile = Compiler.compile
 
-    def note(self: Compiler, source: str, level: int = 2) -> bytes:
+    def note(self: Compiler, source: str, effort: Effort = Effort.BEST) -> bytes:
         if "@gf_kernel" in source:
             texts.append(source)
-        return compile(self, source, level)
+        return compile(self, source, effort)
 
     monkeypatch.setattr(Compiler, "compile", note)
     return texts

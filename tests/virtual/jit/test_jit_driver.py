@@ -148,3 +148,46 @@ def test_division_never_traps(type: str, a: int, b: int) -> None:
     if b == 0:
         found = device.memory.download(out, np.uint32 if size == "32" else np.uint64, 1)[0]
         assert found == (1 << int(size)) - 1
+
+
+@pytest.mark.parametrize(("share", "workers"), [(4, 4), (1, 2)])
+def test_green_context_has_as_many_cpu_threads_as_multiprocessors(
+    monkeypatch: pytest.MonkeyPatch, share: int, workers: int
+) -> None:
+    import gpufleet as gf
+    from gpufleet.virtual.jit.runtime import Runtime, runtime
+
+    monkeypatch.setattr(Runtime, "parallelism", 4)
+    taking_part: list[int] = []
+    submit = runtime()._submit
+
+    def watch(queue: Any, job: int, count: int) -> int:
+        taking_part.append(count)
+        return int(submit(queue, job, count))
+
+    monkeypatch.setattr(runtime(), "_submit", watch)
+    driver = VirtualDriver(devices=1, multiprocessors=4, engine=JitEngine(), visible_devices=None)
+    loop = gf.Program.from_image(LOOP, driver=driver).kernel("loop")
+    green = gf.Device(0, driver).create_green_context(sm_count=share)
+    with green:
+        loop.launch(1000, 32, 10)
+        green.synchronize()
+    green.close()
+    driver.reset()
+    assert taking_part == [workers]
+
+
+LOOP = """
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry loop(.param .u32 count) {
+    .reg .pred %p0; .reg .b32 %r0;
+    ld.param.u32 %r0, [count];
+again:
+    sub.u32 %r0, %r0, 1;
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra again;
+    ret;
+}
+"""

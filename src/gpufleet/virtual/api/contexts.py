@@ -43,6 +43,8 @@ def cuCtxDestroy(state: State, ctx: Any) -> None:
     context = state.live_context(ctx)
     if context.is_primary:
         raise Refusal("INVALID_CONTEXT", "a primary context is released, not destroyed")
+    if context.home is not context:
+        raise Refusal("INVALID_CONTEXT", "a green context is destroyed by cuGreenCtxDestroy")
     end_context(state, context)
     stack = state.thread.stack
     if stack and stack[-1] is context:
@@ -141,7 +143,7 @@ def cuCtxGetStreamPriorityRange(state: State, current: Context) -> tuple[int, in
 def cuCtxGetLimit(state: State, current: Context, limit: Any) -> int:
     """Return a limit; virtual devices only remember what was set."""
     name = _limit_name(limit)
-    return current.limits.get(name, DEFAULT_LIMITS[name])
+    return current.home.limits.get(name, DEFAULT_LIMITS[name])
 
 
 @call(context=True)
@@ -150,20 +152,20 @@ def cuCtxSetLimit(state: State, current: Context, limit: Any, value: int) -> Non
     name = _limit_name(limit)
     if value > LARGEST_LIMITS.get(name, value):
         raise Refusal("INVALID_VALUE", f"{name} of {value}: the most is {LARGEST_LIMITS[name]}")
-    current.limits[name] = value
+    current.home.limits[name] = value
 
 
 @call(outputs=1, context=True)
 def cuCtxGetCacheConfig(state: State, current: Context) -> Any:
     """Return the preference that was set."""
-    preference = current.cache_preference
+    preference = current.home.cache_preference
     return bindings().CUfunc_cache.CU_FUNC_CACHE_PREFER_NONE if preference is None else preference
 
 
 @call(context=True)
 def cuCtxSetCacheConfig(state: State, current: Context, config: Any) -> None:
     """Remember a preference; virtual devices have no cache."""
-    current.cache_preference = config
+    current.home.cache_preference = config
 
 
 @call(outputs=1, context=True)
@@ -202,7 +204,7 @@ def cuCtxEnablePeerAccess(state: State, current: Context, peerContext: Any, Flag
     """Let kernels of the current context use what a context of another device allocates."""
     if Flags:
         raise Refusal("INVALID_VALUE", f"the flags are {Flags}: expected 0")
-    peer = state.live_context(peerContext)
+    current, peer = current.home, state.live_context(peerContext).home
     with state.lock:
         if peer.device is current.device:
             raise Refusal("PEER_ACCESS_UNSUPPORTED", "both contexts are of the same device")
@@ -214,7 +216,7 @@ def cuCtxEnablePeerAccess(state: State, current: Context, peerContext: Any, Flag
 @call(context=True)
 def cuCtxDisablePeerAccess(state: State, current: Context, peerContext: Any) -> None:
     """End what cuCtxEnablePeerAccess began."""
-    peer = state.live_context(peerContext)
+    current, peer = current.home, state.live_context(peerContext).home
     with state.lock:
         if peer not in current.peers:
             raise Refusal("PEER_ACCESS_NOT_ENABLED")

@@ -23,10 +23,10 @@ def cuEventCreate(state: State, current: Context, Flags: int) -> Any:
     """Create an event in the current context."""
     if Flags & ~7 or (Flags & INTERPROCESS and not Flags & Event.DISABLE_TIMING):
         raise Refusal("INVALID_VALUE", f"{Flags:#x} are no flags of an event")
-    event = Event(current, Flags)
+    event = Event(current.home, Flags)
     with state.lock:
         state.events[event.handle] = event
-        current.events[event.handle] = event
+        current.home.events[event.handle] = event
     return bindings().CUevent(event.handle)
 
 
@@ -57,11 +57,15 @@ def cuEventRecordWithFlags(state: State, hEvent: Any, hStream: Any, flags: int) 
 @call()
 def cuCtxRecordEvent(state: State, hCtx: Any, hEvent: Any) -> None:
     """Let an event mean all work that is in its context now."""
-    context, event = state.live_context(hCtx), state.event(hEvent)
-    if event.context is not context:
+    record_context(state, state.live_context(hCtx), state.event(hEvent))
+
+
+def record_context(state: State, context: Context, event: Event) -> None:
+    """Let an event mean all work of a context, and of its green ones if it is a primary one."""
+    if event.context is not context.home:
         raise Refusal("INVALID_HANDLE", "the event is of another context")
     with state.lock:
-        for stream in (context.legacy, *context.ordinary_streams()):
+        for stream in context.all_streams():
             if stream.capture is not None:  # which the call breaks (driver 580)
                 raise stream.capture.broken_by("UNSUPPORTED", "a stream of the context is captured")
         event.record_after(state.scheduler, context.pending())
@@ -71,10 +75,15 @@ def cuCtxRecordEvent(state: State, hCtx: Any, hEvent: Any) -> None:
 @call()
 def cuCtxWaitEvent(state: State, hCtx: Any, hEvent: Any) -> None:
     """Let all later work of a context wait for an event."""
-    context, event = state.live_context(hCtx), state.event(hEvent)
+    let_context_wait(state, state.live_context(hCtx), state.event(hEvent))
+
+
+def let_context_wait(state: State, context: Context, event: Event) -> None:
+    """Let all later work of a context wait for an event, and of its green ones if it is a primary one."""
     with state.lock:
-        streams = [context.legacy, *context.ordinary_streams()]
-        context.close_gate(state.scheduler, event.operation)
+        streams = list(context.all_streams())
+        for each in (context, *context.greens):
+            each.close_gate(state.scheduler, event.operation)
     state.scheduler.settle()
     for stream in streams:
         wait_for_event(state.scheduler, stream, event)
@@ -136,6 +145,6 @@ def check_event_flags(flags: int) -> None:
 
 def _record(state: State, handle: Any, stream_handle: Any) -> None:
     event, stream = state.event(handle), state.stream(stream_handle)
-    if event.context is not stream.context:
+    if event.context is not stream.context.home:
         raise Refusal("INVALID_HANDLE", "the event and the stream are of different contexts")
     event.record(state.scheduler, stream)

@@ -84,7 +84,7 @@ def cuMemHostRegister(state: State, current: Context, p: Any, bytesize: int, Fla
     with state.lock:
         if state.memory.registered.overlaps(address, bytesize):
             raise Refusal("HOST_MEMORY_ALREADY_REGISTERED", f"{bytesize} bytes at {address:#x}")
-        allocation = Allocation(address, bytesize, "registered", current, current.device.ordinal)
+        allocation = Allocation(address, bytesize, "registered", current.home, current.device.ordinal)
         allocation.flags = Flags | MAPPED
         state.memory.registered.add(allocation)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpufleet.virtual.api.functions import function_of
 from gpufleet.virtual.api.libraries import kernel_function
-from gpufleet.virtual.api.occupancy import resident_blocks
+from gpufleet.virtual.api.occupancy import active_blocks
 from gpufleet.virtual.bindings import bindings, number
 from gpufleet.virtual.calls import Refusal, call
 from gpufleet.virtual.contexts import Context
@@ -88,7 +88,9 @@ def _launch(
     cooperative: bool,
 ) -> None:
     function, stream = _function_and_stream(state, handle, stream_handle)
-    _check(function, grid, block, shared, cooperative)
+    _check(function, grid, block, shared)
+    if cooperative:
+        _check_resident(function, stream.context, grid, block, shared)
     parameters = function.parameters.read(kernel_params, extra)
     launch = _new_launch(state, stream.context, grid, block, shared, parameters, cooperative)
     if stream.capture is not None:
@@ -102,7 +104,7 @@ def kernel_node(
     state: State, function: Function, grid: Dim3, block: Dim3, shared: int, kernel_params: Any, extra: Any
 ) -> Work:
     """Return the work of a kernel's node in a graph."""
-    _check(function, grid, block, shared, cooperative=False)
+    _check(function, grid, block, shared)
     parameters = function.parameters.read(kernel_params, extra)
     launch = _new_launch(state, function.context, grid, block, shared, parameters, cooperative=False)
     return _kernel_work(function, launch)
@@ -142,7 +144,7 @@ def _new_launch(
         memory=context.memory(state.memory),
         clock_rate=CLOCK_KILOHERTZ,
         device_ordinal=device.ordinal,
-        multiprocessors=device.multiprocessors,
+        multiprocessors=context.multiprocessors,
         cooperative=cooperative,
         cancelled=state.cancelled,
         output=_print,
@@ -156,7 +158,7 @@ def _function_and_stream(state: State, handle: Any, stream_handle: Any) -> tuple
     if kernel is not None:
         return kernel_function(state, kernel, stream.context), stream
     function = function_of(state, handle)
-    if function.context is not stream.context:
+    if function.context is not stream.context.home:
         raise Refusal(
             "INVALID_HANDLE",
             f"kernel {function.kernel.name!r} is of context {function.context.handle:#x}, the stream of "
@@ -165,7 +167,7 @@ def _function_and_stream(state: State, handle: Any, stream_handle: Any) -> tuple
     return function, stream
 
 
-def _check(function: Function, grid: Dim3, block: Dim3, shared: int, cooperative: bool) -> None:
+def _check(function: Function, grid: Dim3, block: Dim3, shared: int) -> None:
     if not _is_within(grid, LARGEST_GRID):
         raise Refusal("INVALID_VALUE", f"a grid of {grid}: expected 1 to {LARGEST_GRID}")
     if not _is_within(block, LARGEST_BLOCK):
@@ -187,7 +189,11 @@ def _check(function: Function, grid: Dim3, block: Dim3, shared: int, cooperative
             f"{shared} bytes of dynamic shared memory: {name!r} may have {function.max_dynamic_shared}; "
             "cuFuncSetAttribute allows more",
         )
-    if cooperative and _product(grid) > resident_blocks(function, threads, shared):
+
+
+def _check_resident(function: Function, context: Context, grid: Dim3, block: Dim3, shared: int) -> None:
+    """Refuse a grid whose blocks are not all on the context's multiprocessors at once."""
+    if _product(grid) > active_blocks(function, _product(block), shared) * context.multiprocessors:
         raise Refusal("COOPERATIVE_LAUNCH_TOO_LARGE", f"{_product(grid)} blocks do not all run at once")
 
 

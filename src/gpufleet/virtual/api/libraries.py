@@ -149,6 +149,7 @@ def _enter(state: State, data: bytes) -> Any:
 
 
 def _module(state: State, library: Library, context: Context) -> Module:
+    context = context.home
     with library.lock:
         module = library.module_of(context)
         if module is None:

@@ -116,7 +116,7 @@ def syntax_tree(state: State, data: bytes) -> Tree:
 
 def enter_module(state: State, context: Context, tree: Tree) -> Module:
     """Make a module of a syntax tree in a context; nothing is left where that fails."""
-    module = Module(context, tree, state.engine())
+    module = Module(context.home, tree, state.engine())
     try:
         module.place_variables(state.memory)
     except Refusal:
@@ -124,7 +124,7 @@ def enter_module(state: State, context: Context, tree: Tree) -> Module:
         raise
     with state.lock:
         state.modules[module.handle] = module
-        context.modules[module.handle] = module
+        module.context.modules[module.handle] = module
         for function in module.functions.values():
             state.functions[function.handle] = function
     return module

@@ -93,11 +93,6 @@ def active_blocks(function: Function, threads: int, dynamic_shared: int) -> int:
     )
 
 
-def resident_blocks(function: Function, threads: int, dynamic_shared: int) -> int:
-    """Return how many blocks run at once on the device."""
-    return active_blocks(function, threads, dynamic_shared) * function.context.device.multiprocessors
-
-
 def _best(function: Function, shared_of: Any, dynamic_shared: int, limit: int) -> tuple[int, int]:
     """The least grid and the block size with the most threads at once; of equals, the largest block."""
     most = min(limit or function.max_threads, function.max_threads)

@@ -6,40 +6,27 @@ from typing import Any
 
 from gpufleet.virtual.api.contexts import check_flags
 from gpufleet.virtual.bindings import bindings
-from gpufleet.virtual.calls import Refusal, call
-from gpufleet.virtual.lifetimes import end_context, revive_primary
+from gpufleet.virtual.calls import call
+from gpufleet.virtual.lifetimes import release_primary, reset_primary, retain_primary
 from gpufleet.virtual.state import State
 
 
 @call(outputs=1)
 def cuDevicePrimaryCtxRetain(state: State, dev: Any) -> Any:
     """Return the primary context, made alive if it is not; it does not become current."""
-    device = state.device(dev)
-    with state.lock:
-        if device.primary.is_destroyed:
-            revive_primary(device)
-        device.primary_retained += 1
-    return bindings().CUcontext(device.primary.handle)
+    return bindings().CUcontext(retain_primary(state, state.device(dev)).handle)
 
 
 @call(by_finalizers=True)
 def cuDevicePrimaryCtxRelease(state: State, dev: Any) -> None:
     """Give one retain back; the last one ends the context."""
-    device = state.device(dev)
-    with state.lock:
-        if not device.primary_retained:
-            raise Refusal("INVALID_CONTEXT", f"device {device.ordinal}'s primary context is not retained")
-        device.primary_retained -= 1
-        is_last = not device.primary_retained
-    if is_last:
-        end_context(state, device.primary)
-        device.primary_flags = 0
+    release_primary(state, state.device(dev))
 
 
 @call()
 def cuDevicePrimaryCtxReset(state: State, dev: Any) -> None:
     """End the context and all that is in it; its retains stay."""
-    end_context(state, state.device(dev).primary)
+    reset_primary(state, state.device(dev))
 
 
 @call()

@@ -19,14 +19,13 @@ from gpufleet.virtual.streams import LEGACY, NON_BLOCKING, PER_THREAD, Stream, c
 @call(outputs=1, context=True)
 def cuStreamCreate(state: State, current: Context, Flags: int) -> Any:
     """Create a stream in the current context."""
-    return _create(state, current, Flags, 0)
+    return create_stream(state, current, Flags, 0)
 
 
 @call(outputs=1, context=True)
 def cuStreamCreateWithPriority(state: State, current: Context, flags: int, priority: int) -> Any:
     """Create a stream with a priority, which is cut to the range there is and has no effect."""
-    least, greatest = PRIORITIES
-    return _create(state, current, flags, min(max(priority, greatest), least))
+    return create_stream(state, current, flags, priority)
 
 
 @call(by_finalizers=True)
@@ -95,15 +94,15 @@ def cuStreamGetCtx(state: State, hStream: Any) -> Any:
 
 @call(outputs=2)
 def cuStreamGetCtx_v2(state: State, hStream: Any) -> tuple[Any, Any]:
-    """Return the context of a stream, and no green context."""
-    return bindings().CUcontext(state.stream(hStream).context.handle), bindings().CUgreenCtx(0)
+    """Return the context of a stream, the primary one for a green context, and the green context."""
+    context = state.stream(hStream).context
+    return bindings().CUcontext(context.home.handle), bindings().CUgreenCtx(context.green_handle)
 
 
 @call(outputs=1)
 def cuStreamGetGreenCtx(state: State, hStream: Any) -> Any:
-    """Return that a stream is of no green context."""
-    state.stream(hStream)
-    return bindings().CUgreenCtx(0)
+    """Return the green context of a stream, or NULL."""
+    return bindings().CUgreenCtx(state.stream(hStream).context.green_handle)
 
 
 @call(outputs=1)
@@ -131,10 +130,12 @@ def cuStreamGetId(state: State, hStream: Any) -> int:
     return stream.context.handle + 1 if stream.is_legacy else stream.handle
 
 
-def _create(state: State, context: Context, flags: int, priority: int) -> Any:
+def create_stream(state: State, context: Context, flags: int, priority: int) -> Any:
+    """Return the handle of a new stream; the priority is cut to the range there is."""
     if flags & ~NON_BLOCKING:
         raise Refusal("INVALID_VALUE", f"{flags:#x} are no flags of a stream")
-    stream = Stream(context, flags, priority)
+    least, greatest = PRIORITIES
+    stream = Stream(context, flags, min(max(priority, greatest), least))
     with state.lock:
         state.streams[stream.handle] = stream
         context.add_stream(stream)

@@ -38,6 +38,7 @@ class Job(c.Structure):
         ("symbols", c.c_void_p),
         ("thread_ids", c.c_void_p),
         ("entry", c.c_void_p),
+        ("diverged", c.c_void_p),
         ("grid", c.c_uint32 * 3),
         ("block", c.c_uint32 * 3),
         ("thread_id_stride", c.c_uint64),

@@ -98,10 +98,10 @@ def _mbarrier(low: Lowering, instruction: Instruction) -> None:
     elif "arrive" not in operation and "arrive_drop" not in operation:
         _change(low, instruction, ["expect"], Discard(), operands[0], operands[1])
     else:
-        amount = operands[2] if len(operands) > 2 else Immediate(1, "u32")
+        arrivals = operands[2] if len(operands) > 2 else Immediate(1, "u32")
         action = "drop" if "arrive_drop" in operation else "arrive"
         steps = ["expect", action] if "expect_tx" in operation else [action]
-        _change(low, instruction, steps, operands[0], operands[1], amount)
+        _change(low, instruction, steps, operands[0], operands[1], arrivals)
 
 
 def _change(

@@ -8,6 +8,7 @@ barrier as the hardware does, in whole warps (PTX ISA 9.7.13.1), and `gf_release
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ class Frame:
     vectors: dict[int, int]
     parked: dict[int, int]
     """Masks of the lanes parked before each node."""
+    loads: dict[int, int]
+    """Address that each load in a loop used last, by the index of the instruction (memory.py)."""
     bytes: int
 
 
@@ -83,7 +86,7 @@ def frame_layout(unit: Unit, straight: list[int | None], masked: list[int | None
     resume = resume_nodes(unit.graph)
     for node in resume:
         live |= unit.graph.live_in[node]
-    frame = Frame({}, {}, {}, FRAME_HEADER)
+    frame = Frame({}, {}, {}, {}, FRAME_HEADER)
     for register in range(len(straight)):
         if not live >> register & 1:
             continue
@@ -96,12 +99,25 @@ def frame_layout(unit: Unit, straight: list[int | None], masked: list[int | None
             frame.bytes = -(-frame.bytes // 8) * 8
             frame.scalars[register] = frame.bytes
             frame.bytes += 8
+    frame.bytes = -(-frame.bytes // 8) * 8
+    for position in _loads_in_loops(unit.graph):
+        frame.loads[position] = frame.bytes
+        frame.bytes += 8
     for node in resume:
         frame.bytes = -(-frame.bytes // 64) * 64
         frame.parked[node] = frame.bytes
         frame.bytes += 4 * unit.lanes
     frame.bytes = -(-frame.bytes // 64) * 64
     return frame
+
+
+def _loads_in_loops(graph: Graph) -> Iterator[int]:
+    for node in graph.nodes:
+        if node.in_loop:
+            for position in range(node.start, node.stop):
+                instruction = graph.body.instructions[position]
+                if instruction.opcode == "ld" and instruction.operation.space == "global":
+                    yield position
 
 
 # ------------------------------------------------------------------------------ arriving, waiting

@@ -1,4 +1,4 @@
-"""The other end of what kernels ask of Python while they run: printf, failed assertions, malloc and free.
+"""The other end of what kernels ask of Python while they run: printf, assertions, malloc, more code.
 
 Compiled code calls these through addresses; ctypes takes the GIL for the time of the call. The
 fault guard is not in the way: nothing here touches memory that it has not checked.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -22,20 +22,25 @@ from gpufleet.virtual.kernel_heap import KernelHeap
 from gpufleet.virtual.ptx.parser import HEAP_BYTES
 
 _launches: dict[int, Launch] = {}
+_makers: dict[int, Callable[[], int]] = {}
+_errors: dict[int, BaseException] = {}
 _messages: dict[int, str] = {}
 _tokens = itertools.count(1)
 _lock = threading.Lock()
 
 
 @contextmanager
-def announced(job: Job, launch: Launch) -> Iterator[None]:
-    """Let kernels of this job reach its launch while the block runs."""
-    job.token = next(_tokens)
-    _launches[job.token] = launch
+def announced(job: Job, launch: Launch, diverged: Callable[[], int]) -> Iterator[None]:
+    """Let kernels of this job reach its launch while the block runs, and get their diverged code."""
+    token = job.token = next(_tokens)
+    _launches[token], _makers[token] = launch, diverged
     try:
         yield
     finally:
-        del _launches[job.token]
+        del _launches[token], _makers[token]
+        error = _errors.pop(token, None)
+    if error is not None:
+        raise error
 
 
 def assertion_message(job: Job) -> str:
@@ -52,6 +57,7 @@ def _callbacks() -> dict[str, c._CFuncPtr]:  # type: ignore[name-defined]
         "gf_assert": c.CFUNCTYPE(None, pointer, pointer, c.c_int, c.c_int, word, word, word, word)(
             _assertion
         ),
+        "gf_compile": c.CFUNCTYPE(pointer, pointer)(_compile),
         "gf_malloc": c.CFUNCTYPE(word, word, word)(_allocate),
         "gf_free": c.CFUNCTYPE(None, word, word)(_release),
     }
@@ -81,6 +87,18 @@ def _print(worker: int, job: int, template: int, arguments: int) -> int:
     except Exception:
         return -1
     return count
+
+
+def _compile(address: int) -> int:
+    """Address of the job's diverged code; 0, which ends the launch, after an error or Ctrl-C."""
+    job = Job.from_address(address)
+    try:
+        job.diverged = _makers[job.token]()
+    except BaseException as error:
+        _errors[job.token] = error
+        job.stop = 1
+        return 0
+    return job.diverged or 0
 
 
 def _assertion(

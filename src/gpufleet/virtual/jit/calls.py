@@ -74,7 +74,11 @@ def block_of(low: Lowering, symbol: Symbol) -> str | None:
     if variable is None:
         return None
     words = max(-(-variable.size // 4), 1)
-    slot = low.code.slot(f"[{words} x {vector('i32', low.lanes)}]", 64)
+    if unit.place_in_state is not None:
+        place = unit.place_in_state(symbol.name, words * 4 * low.lanes)
+        slot = unit.once(f"block.{symbol.name}", f"getelementptr i8, ptr %state, i64 {place}")
+    else:
+        slot = low.code.slot(f"[{words} x {vector('i32', low.lanes)}]", 64)
     unit.parameter_blocks[symbol.name] = slot
     return slot
 

@@ -2,8 +2,8 @@
 
 It is a bet. Where lanes part, or an affine value wraps around from lane to lane, the code hands over
 to the diverged code (diverged.py) at exactly that instruction, with every register that is still
-needed in the form that code expects. The two never mix on the way back within a region between
-barriers, so this code is optimised as if divergence did not exist.
+needed in the form that code expects (handover.py). There is no way back before the next barrier, so
+this code is optimised as if divergence did not exist.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 from gpufleet.virtual.jit import barriers
 from gpufleet.virtual.jit.abi import FAULT_TRAP, FAULT_WILD_BRANCH
 from gpufleet.virtual.jit.arithmetic import comparison
-from gpufleet.virtual.jit.diverged import Diverged, check_stop, entry_label, fault, forgetting
+from gpufleet.virtual.jit.diverged import check_stop, fault, forgetting
+from gpufleet.virtual.jit.handover import Handover, Place
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.nodes import Node, is_barrier, is_wait
 from gpufleet.virtual.jit.shapes import Shapes
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant
 from gpufleet.virtual.jit.unit import Unit
-from gpufleet.virtual.ptx.flow import reads_and_writes
+from gpufleet.virtual.ptx.flow import reads_and_writes, sources_of
 from gpufleet.virtual.ptx.scalars import SIZES, is_float, is_signed
 from gpufleet.virtual.ptx.syntax import Instruction, Label, Negated, Operand, Pair, Register, Targets
 
@@ -28,9 +29,9 @@ class Converged(Lowering):
 
     converged = True
 
-    def __init__(self, unit: Unit, shapes: Shapes, masked: Diverged, done: str) -> None:
+    def __init__(self, unit: Unit, shapes: Shapes, handover: Handover, done: str) -> None:
         super().__init__(unit, shapes)
-        self.masked = masked
+        self.handover = handover
         self.done = done
         self.quick = _quick_predicates(self)
         """Predicates kept also as (lane 0, all agree): comparisons of affine values."""
@@ -68,17 +69,22 @@ class Converged(Lowering):
 
     def leave_at(self, position: int) -> str:
         """Label of code that hands over to the diverged code just before an instruction."""
-        c = self.code
-        self.masked.entries.add((self.node, position))
+        c, live = self.code, self._live_before(position)
         label = c.name("part")
         with c.cold(label):
-            self._hand_over(self._live_before(position))
-            if self.part is not None:
-                self._hand_over(self.unit.graph.live_in[self.elsewhere])
-                self.masked.wait_for(self.elsewhere, self.masks.without(c, self.masks.full, self.part))
-            c.do(f"store {self.masks.type} {self.part or self.masks.full}, ptr {self.masked.current}")
-            c.jump(entry_label(self.node, position))
+            if self.part is None:
+                self.handover.leave(self, Place(self.node, position), live, self.masks.full)
+            else:
+                place = Place(self.node, position, self.elsewhere)
+                live |= self.unit.graph.live_in[self.elsewhere]
+                others = self.masks.without(c, self.masks.full, self.part)
+                self.handover.leave(self, place, live, self.part, others)
         return label
+
+    def begin_with(self, mask: str) -> None:
+        """Let a warp that is not whole begin in diverged code."""
+        graph = self.unit.graph
+        self.handover.leave(self, Place(0, graph.nodes[0].start), graph.live_in[0], mask)
 
     def end_threads(self, ended: str) -> None:
         """Where lanes ended in a call, hand the others over behind it."""
@@ -92,15 +98,12 @@ class Converged(Lowering):
             c.label(rest)
             node, following = self.unit.graph.nodes[self.node], self.position + 1
             if following < node.stop:
-                self.masked.entries.add((self.node, following))
-                self._hand_over(self._live_before(following))
-                c.do(f"store {self.masks.type} {left}, ptr {self.masked.current}")
-                c.jump(entry_label(self.node, following))
+                place, live = Place(self.node, following), self._live_before(following)
             else:
                 assert node.next is not None
-                self._hand_over(self.unit.graph.live_in[node.next])
-                self.masked.wait_for(node.next, left)
-                c.jump(self.masked.test_label(node.next))
+                place = Place(node.next, self.unit.graph.nodes[node.next].start)
+                live = self.unit.graph.live_in[node.next]
+            self.handover.leave(self, place, live, left)
         c.label(none)
 
     def _live_before(self, position: int) -> int:
@@ -115,22 +118,6 @@ class Converged(Lowering):
             for register in reads:
                 live |= 1 << register
         return live
-
-    def _hand_over(self, live: int) -> None:
-        """Give registers that are scalars here and vectors there their vectors."""
-        while live:
-            low = live & -live
-            live ^= low
-            register = low.bit_length() - 1
-            stride = self.shapes.strides[register]
-            if stride is None or self.masked.shapes.strides[register] is not None:
-                continue
-            c, kept = self.code, self.unit.storage[register]
-            value = c.let(f"load {kept}, ptr {self.unit.scalar_slot(register)}")
-            whole = self.spread(value, kept, stride)
-            if kept == "i1":
-                whole = self.masks.make(c, whole)
-            c.do(f"store {self.unit.vector_type(register)} {whole}, ptr {self.unit.vector_slot(register)}")
 
     def check_no_wrap(self, instruction: Instruction, register: Register) -> bool:
         """Lane 0 and the last lane must be in order; if not, leave."""
@@ -423,9 +410,7 @@ class Converged(Lowering):
 
     def _quick_value(self, instruction: Instruction, target: Register) -> tuple[str, str]:
         c, operation = self.code, instruction.operation
-        sources = [
-            o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
-        ]
+        sources = sources_of(instruction)
         if operation.name != "setp":
             values = [self._quick_operand(s) for s in sources]
             if operation.name == "mov":
@@ -513,9 +498,7 @@ def _is_quick(low: Converged, instruction: Instruction, target: int, quick: set[
         register = operand.register if isinstance(operand, Negated) else operand
         return low.stride(operand) == 0 or (isinstance(register, Register) and register.index in quick)
 
-    sources = [
-        o for o, s in zip(instruction.operands, operation.shapes or (), strict=False) if not s.destination
-    ]
+    sources = sources_of(instruction)
     if operation.name in ("and", "or", "xor", "not", "mov"):
         return operation.type == "pred" and all(is_known(s) for s in sources)
     if operation.name != "setp" or is_float(operation.type) or SIZES[operation.type] < 4:

@@ -46,7 +46,7 @@ class Diverged(Lowering):
         self.ended: str | None = None
         """In a called function that may end threads: which lanes it ended, for its caller."""
         self.entries: set[tuple[int, int]] = set()
-        """Places inside nodes at which converged code comes in: (node, instruction)."""
+        """Places inside nodes at which converged code comes in (handover.py): (node, instruction)."""
 
     # ------------------------------------------------------------------------------------- masks
 
@@ -115,6 +115,10 @@ class Diverged(Lowering):
         """Where it is asked whether somebody waits for a node; past the last one, the end."""
         return f"test.{node}" if node < len(self.pending) else self.done
 
+    def entry_label(self, node: int, position: int) -> str:
+        """Label of a place inside a node."""
+        return f"masked.{node}.{position}"
+
     def emit(self) -> None:
         """Emit all nodes."""
         for node in self.unit.graph.nodes:
@@ -130,27 +134,33 @@ class Diverged(Lowering):
         mask = c.let(f"load {masks.type}, ptr {self.pending[node.index]}")
         c.do(f"store {masks.type} {mask}, ptr {self.current}")
         c.do(f"store {masks.type} {masks.none}, ptr {self.pending[node.index]}")
+        self._emit_from(node, node.start)
+
+    def emit_rest(self, node: int, position: int) -> None:
+        """Emit a node once more, from an instruction on, for who comes from outside."""
+        self._emit_from(self.unit.graph.nodes[node], position, again=True)
+
+    def _emit_from(self, node: Node, first: int, again: bool = False) -> None:
         self.node = node.index
         self.checked.clear()
         self.known.clear()
         instructions = self.unit.graph.body.instructions
-        ends_flow = instructions[node.stop - 1].opcode in _TERMINATORS or is_barrier(
-            instructions[node.stop - 1]
-        )
-        for position in range(node.start, node.stop - 1 if ends_flow else node.stop):
-            self._enter_here(node, position)
+        last = instructions[node.stop - 1]
+        ends_flow = last.opcode in _TERMINATORS or is_barrier(last)
+        for position in range(first, node.stop):
+            if not again:
+                self._enter_here(node, position)
             self.position = position
-            self.emit_instruction(instructions[position])
+            if position < node.stop - 1 or not ends_flow:
+                self.emit_instruction(instructions[position])
         if ends_flow:
-            self._enter_here(node, node.stop - 1)
-            self.position = node.stop - 1
-            self._emit_end(node, instructions[node.stop - 1])
+            self._emit_end(node, last)
         else:
             self._go_on(node, node.next)
 
     def _enter_here(self, node: Node, position: int) -> None:
         if (node.index, position) in self.entries:
-            label = entry_label(node.index, position)
+            label = self.entry_label(node.index, position)
             self.code.jump(label)
             self.code.label(label)
             self.checked.clear()
@@ -331,11 +341,6 @@ def forgetting(known: dict[int, str], instruction: Instruction) -> dict[int, str
     for register in reads_and_writes(instruction)[1]:
         known.pop(register, None)
     return known
-
-
-def entry_label(node: int, position: int) -> str:
-    """Label of a place inside a node."""
-    return f"masked.{node}.{position}"
 
 
 def fault(low: Lowering, kind: int, site: int, lane: str, detail: str = "0") -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes as c
 import itertools
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,19 @@ from numpy.typing import NDArray
 from gpufleet.virtual.engine import Executable, Launch
 from gpufleet.virtual.jit import cache, callbacks, faults
 from gpufleet.virtual.jit.abi import SLACK, Job
+from gpufleet.virtual.jit.handover import DIVERGED
 from gpufleet.virtual.jit.kernel import BARRIERS_BYTES, ENTRY, Generated, generate
-from gpufleet.virtual.jit.llvm import compiler
-from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.llvm import Effort, compiler
+from gpufleet.virtual.jit.nodes import Graph, build_graph
+from gpufleet.virtual.jit.optimiser import optimiser
+from gpufleet.virtual.jit.plan import WARP, block_shape, needs_whole_warps, widest_vector
 from gpufleet.virtual.jit.runtime import is_supported, runtime
-from gpufleet.virtual.jit.shapes import BlockShape, converged, facts
+from gpufleet.virtual.jit.shapes import BlockShape, Facts, facts
 from gpufleet.virtual.jit.unit import Program
-from gpufleet.virtual.jit.warp import WARP_OPERATIONS
+from gpufleet.virtual.jit.variant import Code, Later, Variant
 from gpufleet.virtual.ptx import Module
 from gpufleet.virtual.ptx.layout import local_layout, reachable, shared_layout
-from gpufleet.virtual.ptx.scalars import SIZES
-from gpufleet.virtual.ptx.syntax import Function, Instruction
-
-WARP = 32
+from gpufleet.virtual.ptx.syntax import Function
 
 
 class JitEngine:
@@ -36,9 +37,18 @@ class JitEngine:
 
     name = "jit"
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort | None = None) -> None:
+        """Make an engine.
+
+        Parameters
+        ----------
+        effort : Effort, optional
+            How kernels are compiled. By default quickly, and again with all optimisation when their
+            launches have run for a while (variant.py).
+        """
         if not is_supported():
             raise OSError("the JIT engine needs 64-bit Linux to catch faults; use the interpreter here")
+        self._effort = effort
 
     def load(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> JitExecutable:
         """Compile a kernel for the most common class of block shapes; others follow when they are used.
@@ -48,36 +58,31 @@ class JitEngine:
         PtxError
             NOT_SUPPORTED for an instruction that this engine does not carry out, with its line.
         """
-        executable = JitExecutable(module, kernel, symbols)
+        executable = JitExecutable(module, kernel, symbols, self._effort)
         executable.prepare(module.kernels[kernel].required_block or (256, 1, 1))
         return executable
-
-
-@dataclass
-class _Variant:
-    """Machine code for one class of block shapes."""
-
-    generated: Generated
-    entry: int
-    tracker: Any
-    """Keeps the code in memory."""
-    symbols: Any
-    """Addresses of the variables that the code refers to, as a C array."""
 
 
 class JitExecutable:
     """One kernel; implements `gpufleet.virtual.engine.Executable`. Safe to use from several threads."""
 
-    def __init__(self, module: Module, kernel: str, symbols: Mapping[str, int]) -> None:
+    def __init__(
+        self, module: Module, kernel: str, symbols: Mapping[str, int], effort: Effort | None = None
+    ) -> None:
         self._module = module
+        self._effort = effort
         self._kernel = module.kernels[kernel]
         self._symbols = symbols
-        self._variants: dict[BlockShape, _Variant] = {}
+        self._variants: dict[BlockShape, Variant] = {}
         self._lock = threading.RLock()
 
     def prepare(self, block: tuple[int, int, int]) -> None:
         """Compile the code that blocks of this shape need, if that has not happened yet."""
         self._variant(block)
+
+    def prepare_diverged(self, block: tuple[int, int, int]) -> None:
+        """Compile also what runs when lanes part, which otherwise happens when they first do."""
+        self._variant(block).code.diverged.get()
 
     def run(self, launch: Launch) -> None:
         """Execute the whole grid, or raise `KernelFault`."""
@@ -85,15 +90,21 @@ class JitExecutable:
             self._interpreted.run(launch)
             return
         variant = self._variant(launch.block)
+        code = variant.code
         job = Job()
-        keep = _describe(job, launch, variant)
+        keep = _describe(job, launch, code)
         if not job.total:
             return
-        with callbacks.announced(job, launch):
-            runtime().run(job, not variant.generated.loops, launch.cancelled.is_set)
+        with callbacks.announced(job, launch, code.diverged.get), variant.running(job, code) as still_running:
+
+            def cancelled() -> bool:
+                still_running()
+                return launch.cancelled.is_set()
+
+            runtime().run(job, not code.generated.loops, cancelled)
         del keep
         if job.faulted:
-            raise faults.describe(job, launch, self._kernel.name, variant.generated)
+            raise faults.describe(job, launch, self._kernel.name, code.generated)
 
     @cached_property
     def _interpreted(self) -> Executable:
@@ -106,7 +117,7 @@ class JitExecutable:
 
     # ---- compiling
 
-    def _variant(self, block: tuple[int, int, int]) -> _Variant:
+    def _variant(self, block: tuple[int, int, int]) -> Variant:
         widest, whole_warps = self._plan
         shape = block_shape(block, widest, whole_warps)
         variant = self._variants.get(shape)
@@ -125,28 +136,74 @@ class JitExecutable:
         found = cache.load(name) if self._module.digest else None
         if found is not None:
             return found[0]["widest"], found[0]["whole_warps"]
-        widest = widest_vector(self._kernel, target.vector_bytes)
-        whole_warps = any(_needs_whole_warps(f) for f in self._functions if f.build is not None)
+        widest = widest_vector(*self._analysed, target.vector_bytes)
+        whole_warps = any(needs_whole_warps(f) for f in self._functions if f.build is not None)
         if self._module.digest:
             cache.store(name, {"widest": widest, "whole_warps": whole_warps}, b"")
         return widest, whole_warps
 
-    def _build(self, shape: BlockShape) -> _Variant:
+    def _build(self, shape: BlockShape) -> Variant:
+        """The best code that is on disk; if there is none, new code."""
+        effort = self._effort or Effort.QUICK
+        if self._effort is None:
+            best = self._from_disk(shape, Effort.BEST)
+            if best is not None:
+                return Variant(best, None)
+        code = self._from_disk(shape, effort) or self._compile(shape, effort)
+        return Variant(code, None if self._effort else partial(self._improve_later, shape))
+
+    def _improve_later(self, shape: BlockShape, variant: Variant) -> None:
+        optimiser().submit(lambda: variant.replace(self._compile(shape, Effort.BEST)))
+
+    def _compile(self, shape: BlockShape, effort: Effort) -> Code:
+        generated = self.generate(shape)
+        image = compiler().compile(generated.source, effort)
+        later = zlib.compress(generated.diverged.encode(), 1)
+        generated = generated.without_source()
+        code = self._link(shape, effort, generated, image, later)
+        if effort is Effort.BEST:
+            code.diverged.get()
+        if self._module.digest:
+            description = {**asdict(generated), "code_bytes": len(image)}
+            cache.store(self._key(shape, effort), description, image + later)
+        return code
+
+    def _from_disk(self, shape: BlockShape, effort: Effort) -> Code | None:
+        found = cache.load(self._key(shape, effort)) if self._module.digest else None
+        if found is None:
+            return None
+        description, data = found
+        size = description.pop("code_bytes")
+        return self._link(shape, effort, Generated(**description), data[:size], data[size:])
+
+    def _key(self, shape: BlockShape, effort: Effort, function: str = ENTRY) -> str:
         target = compiler().target
-        name = cache.key(
-            "code", self._module.digest, self._kernel.name, shape, target.cpu, target.features, target.triple
-        )
-        found = cache.load(name) if self._module.digest else None
-        if found is not None:
-            generated, image = Generated(source="", **found[0]), found[1]
-        else:
-            generated = self.generate(shape)
-            image = compiler().compile(generated.source)
-            if self._module.digest:
-                cache.store(name, {k: v for k, v in asdict(generated).items() if k != "source"}, image)
-        code = compiler().link(image, [ENTRY], {**runtime().imports, **callbacks.imports()})
+        place = (self._module.digest, self._kernel.name, shape, effort.value, function)
+        return cache.key("code", *place, target.cpu, target.features, target.triple)
+
+    def _link(
+        self, shape: BlockShape, effort: Effort, generated: Generated, image: bytes, later: bytes
+    ) -> Code:
+        """Code in memory; `later` is the compressed source of diverged code."""
+        linked = _in_memory(image, ENTRY)
         addresses = [self._symbols[name] for name in generated.symbols]
-        return _Variant(generated, code[ENTRY], code, (c.c_uint64 * max(len(addresses), 1))(*addresses))
+        table = (c.c_uint64 * max(len(addresses), 1))(*addresses)
+        diverged = Later(partial(self._diverged, self._key(shape, effort, DIVERGED), effort, later))
+        return Code(generated, effort, linked[ENTRY], diverged, table, linked)
+
+    def _diverged(self, key: str, effort: Effort, source: bytes) -> tuple[int, Any]:
+        """Compile what runs warps whose lanes have parted."""
+        found = cache.load(key) if self._module.digest else None
+        image = found[1] if found else compiler().compile(zlib.decompress(source).decode(), effort)
+        if found is None and self._module.digest:
+            cache.store(key, {}, image)
+        linked = _in_memory(image, DIVERGED)
+        return linked[DIVERGED], linked
+
+    @cached_property
+    def _analysed(self) -> tuple[Graph, Facts]:
+        graph = build_graph(self._kernel.body)
+        return graph, facts(graph)
 
     @cached_property
     def _functions(self) -> list[Function]:
@@ -168,16 +225,20 @@ class JitExecutable:
             _local_bytes(self._module, self._functions),
             functions=self._functions,
         )
-        return generate(program)
+        return generate(program, *self._analysed)
+
+
+def _in_memory(image: bytes, function: str) -> Any:
+    return compiler().link(image, [function], {**runtime().imports, **callbacks.imports()})
 
 
 _ALL_ADDRESSES = 1 << 46
 """A region of this size is not one: it stands for all addresses of the process."""
 
 
-def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
+def _describe(job: Job, launch: Launch, code: Code) -> Sequence[Any]:
     """Fill in a job; returns what must be kept alive while it runs."""
-    generated = variant.generated
+    generated = code.generated
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     ids, stride = _thread_ids(launch.block)
     parameters = c.create_string_buffer(launch.parameters, len(launch.parameters) + SLACK)
@@ -185,10 +246,11 @@ def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
     job.memory_bytes = launch.memory.view(np.uint8).nbytes
     job.parameters = c.addressof(parameters)
     job.parameter_bytes = len(launch.parameters)
-    job.symbols = c.addressof(variant.symbols)
+    job.symbols = c.addressof(code.symbols)
     job.thread_ids = ids.ctypes.data
     job.thread_id_stride = stride
-    job.entry = variant.entry
+    job.entry = code.entry
+    job.diverged = code.diverged.address
     job.grid[:] = launch.grid
     job.block[:] = launch.block
     job.threads = threads
@@ -202,88 +264,6 @@ def _describe(job: Job, launch: Launch, variant: _Variant) -> Sequence[Any]:
     job.total = launch.grid[0] * launch.grid[1] * launch.grid[2] if threads else 0
     _lay_out_arena(job, generated, launch.dynamic_shared)
     return parameters, ids
-
-
-def block_shape(block: tuple[int, int, int], widest: int, whole_warps: bool) -> BlockShape:
-    """Choose the number of lanes and say how thread indices run through them.
-
-    Without operations between lanes the width is free; rows that are shorter than `widest` get vectors
-    as short as they are.
-    """
-    x, y, z = block
-    line = y == z == 1
-    lanes = WARP if whole_warps else widest
-    while not whole_warps and not line and lanes > 8 and x % lanes:
-        lanes //= 2
-    if not whole_warps and not line and x % lanes:
-        lanes = min(widest, 16)
-    return BlockShape("even" if line or x % lanes == 0 else "any", lanes)
-
-
-def widest_vector(function: Function, vector_bytes: int) -> int:
-    """Lanes that make the most of the vector registers.
-
-    Two hardware vectors of 32-bit values hide the latency of floating-point operations; four also
-    halve the cost of everything scalar, if the values alive at once still fit the registers: on
-    Zen 3 a vector addition is 1.3 times faster with 32 lanes, mandelbrot 1.4 times with 16. Where even
-    two do not fit by far, one is compiled in half the time.
-    """
-    hardware = vector_bytes // 4
-    graph = build_graph(function.body)
-    shapes = converged(graph, facts(graph), BlockShape("even", 16))
-    most = 0
-    for live in graph.live_in:
-        words = 0
-        for register, stride in zip(function.body.registers, shapes.strides, strict=False):
-            if stride is None and register.type != "pred" and live >> register.index & 1:
-                words += max(SIZES[register.type] // 4, 1)
-        most = max(most, words)
-    registers = 32 if vector_bytes == 64 else 16
-    doubles = sum(i.operation.type == "f64" for i in function.body.instructions)
-    if most > registers or 4 * doubles > len(function.body.instructions):
-        return hardware
-    return min(4 * hardware, WARP) if 4 * most <= registers else 2 * hardware
-
-
-def _needs_whole_warps(function: Function) -> bool:
-    """Whether the lanes of a warp must run in step.
-
-    Where neighbouring lanes may touch the same address, a GPU, which runs whole warps, lets one
-    instruction of all lanes happen before the next, also in programs that have no right to rely on it:
-    two stores to global memory, or a load from shared memory and then a store.
-    """
-    instructions = function.body.instructions
-    stores = sum(i.opcode == "st" and i.operation.space in ("", "global") for i in instructions)
-    if stores > 1 or any(_crosses_lanes(instruction) for instruction in instructions):
-        return True
-    loaded = False
-    for instruction in instructions:
-        if is_barrier(instruction):
-            loaded = False
-        elif instruction.operation.space == "shared":
-            if instruction.opcode == "st" and loaded:
-                return True
-            loaded = loaded or instruction.opcode == "ld"
-    return False
-
-
-def _crosses_lanes(instruction: Instruction) -> bool:
-    """Operations between lanes, barriers that count warps, and old code that relies on lanes in step."""
-    operation = instruction.operation
-    if operation.name in WARP_OPERATIONS:
-        return True
-    if operation.name in ("bar", "barrier"):
-        return (
-            "warp" in operation
-            or "red" in operation
-            or "arrive" in operation
-            or len(instruction.operands) > 1
-        )
-    return (
-        operation.name in ("ld", "st")
-        and operation.get("semantics") == "volatile"
-        and operation.space == "shared"
-    )
 
 
 def _local_bytes(module: Module, functions: list[Function]) -> int:

@@ -1,9 +1,9 @@
-"""A kernel as one LLVM function that runs a range of blocks.
+"""A kernel as two LLVM functions. One runs a range of blocks:
 
     for each block
         for each warp of the block          (again and again, if there are barriers)
             converged code, if all its lanes exist
-            else, or when lanes part, diverged code
+            else, or when lanes part, a call of the other function: diverged code
 
 Everything that lives as long as a warp is a stack slot that LLVM turns into values; what outlives a
 barrier waits in the warp's frame (barriers.py).
@@ -11,7 +11,7 @@ barrier waits in the warp's frame (barriers.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpufleet.virtual.jit import barriers, calls
@@ -19,10 +19,11 @@ from gpufleet.virtual.jit.abi import BARRIERS
 from gpufleet.virtual.jit.callers import functions_that_end_threads, functions_with_barriers
 from gpufleet.virtual.jit.converged import Converged
 from gpufleet.virtual.jit.diverged import Diverged, check_stop
+from gpufleet.virtual.jit.handover import ENDED, SUSPENDED, Handover, signature
 from gpufleet.virtual.jit.inlining import inline
-from gpufleet.virtual.jit.nodes import build_graph, is_barrier
+from gpufleet.virtual.jit.nodes import Graph, build_graph, is_barrier
 from gpufleet.virtual.jit.runtime_ir import BARRIER_BYTES, FRAME_BARRIER, FRAME_STATE
-from gpufleet.virtual.jit.shapes import converged, diverged, facts
+from gpufleet.virtual.jit.shapes import Facts, converged, diverged, facts
 from gpufleet.virtual.jit.text import vector
 from gpufleet.virtual.jit.unit import Program, Unit
 from gpufleet.virtual.ptx.syntax import Function
@@ -40,6 +41,9 @@ class Generated:
     """LLVM IR of a kernel, and what running it needs to know."""
 
     source: str
+    """Of the function that runs blocks."""
+    diverged: str
+    """Of the function that runs a warp whose lanes have parted: a module of its own."""
     symbols: list[str]
     sites: list[dict[str, Any]]
     frame_bytes: int
@@ -51,11 +55,19 @@ class Generated:
     lanes: int
     loops: bool
     """Whether the kernel may run for long: it has loops or calls."""
-    functions: list[str] = field(default_factory=list)
+    handover: list[list[int]]
+    """How registers lie between the two functions."""
+
+    def without_source(self) -> Generated:
+        """What is needed once the code is compiled."""
+        return replace(self, source="", diverged="")
 
 
-def generate(program: Program) -> Generated:
-    """Generate a kernel; raises `PtxError` for what this engine does not carry out."""
+def generate(program: Program, graph: Graph, known: Facts) -> Generated:
+    """Generate a kernel, whose own body is analysed already.
+
+    Raises `PtxError` for what this engine does not carry out.
+    """
     function = program.kernel
     program.with_barriers = functions_with_barriers(program.module, program.functions)
     program.ending = functions_that_end_threads(program.module, program.functions)
@@ -63,32 +75,37 @@ def generate(program: Program) -> Generated:
     owners: dict[str, tuple[str, str]] = {}
     if program.with_barriers - {function.name}:
         body, owners = inline(program.module, function, program.with_barriers - {function.name})
-    graph = build_graph(body)
-    known = facts(graph)
-    unit = Unit(program, function, graph, known)
-    unit.owners = owners
-    unit.place_locals(body.variables)
+        graph = build_graph(body)
+        known = facts(graph)
     straight_shapes = converged(graph, known, program.block)
     masked_shapes = diverged(graph, known, program.block)
     has_barriers = any(is_barrier(graph.body.instructions[n.stop - 1]) for n in graph.nodes)
-    unit.plain_barriers = barriers.all_plain(graph)
-    if has_barriers:
-        unit.frame = barriers.frame_layout(unit, straight_shapes.strides, masked_shapes.strides)
-    masked = Diverged(unit, masked_shapes, "masked.end" if has_barriers else "warp.done")
-    straight = Converged(unit, straight_shapes, masked, "warp.done")
-    _Skeleton(unit, straight, masked, has_barriers).emit()
+
+    def unit_of(module: Program) -> Unit:
+        unit = Unit(module, function, graph, known)
+        unit.owners = owners
+        unit.place_locals(body.variables)
+        unit.plain_barriers = barriers.all_plain(graph)
+        if has_barriers:
+            unit.frame = barriers.frame_layout(unit, straight_shapes.strides, masked_shapes.strides)
+        return unit
+
+    unit = unit_of(program)
+    handover = Handover(unit, masked_shapes)
+    unit.place_in_state = handover.place_of_block
+    _Skeleton(Converged(unit, straight_shapes, handover, "warp.done"), has_barriers).emit()
     text = unit.code.text(
         f"define void @{ENTRY}(ptr noalias %job, ptr noalias %worker, i64 %first, i64 %last)"
         f" {_attributes(program)}"
     )
-    functions = _functions(program)
+    apart = unit_of(program.another_module())
+    apart.place_in_state = handover.place_of_block
+    masked = Diverged(apart, masked_shapes, "masked.end" if has_barriers else "warp.done")
     loops = any(s <= n.index for n in graph.nodes for s in n.successors)
     calls = any(i.opcode == "call" for i in graph.body.instructions)
-    source = "\n".join(
-        [text, *functions, *program.helpers.values(), *sorted(program.declarations), _METADATA]
-    )
     return Generated(
-        source,
+        _module(program, text),
+        _module(apart.program, _diverged(masked, handover, has_barriers)),
         program.symbols,
         program.sites,
         unit.frame.bytes if has_barriers else 0,
@@ -97,7 +114,38 @@ def generate(program: Program) -> Generated:
         program.shared.dynamic_offset,
         program.lanes,
         loops or calls,
+        handover.layout(),
     )
+
+
+def _module(program: Program, text: str) -> str:
+    """A function, with all that it needs beside it."""
+    functions = _functions(program)
+    return "\n".join([text, *functions, *program.helpers.values(), *sorted(program.declarations), _METADATA])
+
+
+def _diverged(masked: Diverged, handover: Handover, has_barriers: bool) -> str:
+    """The function that runs one warp, from where its lanes part to its end or to a barrier."""
+    c, unit = masked.code, masked.unit
+    masked.begin()
+    if has_barriers and not unit.plain_barriers:
+        c.do(f"store i32 -1, ptr {unit.waiting_slot()}")
+    handover.arrive(masked, "resume.masked")
+    c.label("resume.masked")
+    if has_barriers:
+        barriers.resume_diverged(masked)
+    else:
+        c.do("unreachable")
+    masked.emit()
+    if has_barriers:
+        c.label("masked.end")
+        barriers.suspend_diverged(masked)
+        c.label("warp.suspended")
+        c.do(f"ret i32 {SUSPENDED}")
+    c.label("warp.done")
+    c.do(f"ret i32 {ENDED}")
+    c.lines[:0] = unit.forget_registers()
+    return c.text(f"{signature()} {_attributes(unit.program)}")
 
 
 def _functions(program: Program) -> list[str]:
@@ -155,22 +203,14 @@ def _attributes(program: Program) -> str:
     return f'nounwind "probe-stack"="inline-asm" "prefer-vector-width"="{width}" "min-legal-vector-width"="0"'
 
 
-_LONG = 400
-"""Instructions from which a kernel that shares nothing gets the diverged form of its code alone: such
-kernels compute (fmath.cu of the corpus), and two forms would be compiled for a second."""
-
-
 class _Skeleton:
-    """The loops over blocks and warps around the two forms of a kernel's code."""
+    """The loops over blocks and warps around converged code."""
 
-    def __init__(self, unit: Unit, straight: Converged, masked: Diverged, has_barriers: bool) -> None:
-        self.unit = unit
-        self.code = unit.code
+    def __init__(self, straight: Converged, has_barriers: bool) -> None:
+        self.unit = straight.unit
+        self.code = straight.code
         self.straight = straight
-        self.masked = masked
         self.has_barriers = has_barriers
-        size = len(unit.graph.body.instructions)
-        self.only_masked = size > _LONG and not has_barriers and not unit.program.shared.static_bytes
 
     def emit(self) -> None:
         """Emit the function's body."""
@@ -222,25 +262,17 @@ class _Skeleton:
         distance = c.let(f"zext i32 {c.let(f'mul i32 {first}, 4')} to i64")
         c.do(f"%tid.table = getelementptr i8, ptr {unit.job('thread_ids', 'ptr')}, i64 {distance}")
         c.do(f"%rest = sub i32 {unit.job('threads', 'i32')}, {first}")
-        self.masked.begin()
         if self.has_barriers:
             self._resume()
-        if self.only_masked:
-            c.jump("partial")
-        else:
-            c.branch(c.let(f"icmp sge i32 %rest, {unit.lanes}"), self.straight.label(0), "partial")
+        c.branch(c.let(f"icmp sge i32 %rest, {unit.lanes}"), self.straight.label(0), "partial")
         c.label("partial")
         lanes = c.lanes("i32", 1, unit.lanes)
         t = vector("i32", unit.lanes)
         exists = c.let(f"icmp ult {t} {lanes}, {c.splat('i32', '%rest', unit.lanes)}")
-        self.masked.wait_for(0, unit.masks.make(c, exists))
-        c.jump(self.masked.test_label(0))
-        if not self.only_masked:
-            self.straight.emit()
-        self.masked.emit()
+        self.straight.begin_with(unit.masks.make(c, exists))
+        self.straight.emit()
+        self.straight.handover.emit_call(self.straight, self.has_barriers)
         if self.has_barriers:
-            c.label("masked.end")
-            barriers.suspend_diverged(self.masked)
             c.label("warp.suspended")
             c.do(f"store i1 true, ptr {self._again}")
             c.jump("warp.next")
@@ -299,7 +331,7 @@ class _Skeleton:
             again = self._release()
         c.branch(again, "pass.more", "block.done")
         c.label("pass.more")
-        check_stop(self.masked, unit.graph.body.instructions[0])
+        check_stop(self.straight, unit.graph.body.instructions[0])
         c.jump("pass")
 
     def _release(self) -> str:
@@ -322,7 +354,6 @@ class _Skeleton:
         distance = c.let(f"mul i64 {wide}, {unit.frame.bytes}")
         c.do(f"%frame = getelementptr i8, ptr {self._frames()}, i64 {distance}")
         if not unit.plain_barriers:
-            c.do(f"store i32 -1, ptr {unit.waiting_slot()}")
             waits = c.let(f"load i32, ptr {c.field('%frame', FRAME_BARRIER)}")
             c.branch(c.let(f"icmp ne i32 {waits}, -1"), "warp.next", "warp.free")
             c.label("warp.free")
@@ -338,7 +369,7 @@ class _Skeleton:
             self.straight.node = node
             barriers.resume_converged(self.straight, node, self._barrier_before(node))
         c.label("resume.masked")
-        barriers.resume_diverged(self.masked)
+        self.straight.handover.resume(self.straight)
         c.label("warp.new")
 
     def _barrier_before(self, node: int) -> Any:

@@ -164,7 +164,7 @@ def _reach_constant(
 
 
 def _address(low: Lowering, base: Operand | None, n: int) -> str:
-    """The base of an address as i64; of 32 bits it has a sign, since adding an offset wraps around there."""
+    """The base of an address as i64; one of 32 bits wraps around with its offset, so it has a sign."""
     if base is None:
         return constant("i64", 0, n)
     if isinstance(base, Register) and SIZES[base.type] == 4:
@@ -599,6 +599,8 @@ def load_values(
         return [c.let(f"{keyword} {element}, ptr {p}, align {size}{constantly}") for p in pointers], 1
     if place.stride == size * count and low.active() is None:
         whole = f"<{n * count} x {element}>"
+        if _space(instruction, address) == "global":
+            _fetch_ahead(low, place.pointer, n * count * size)
         value = c.let(f"{keyword} {whole}, ptr {place.pointer}, align {size}")
         return [_every_nth(low, whole, value, k, count) for k in range(count)], n
     if place.stride == size and count == 1 and size >= 4 and not ordered:
@@ -615,6 +617,33 @@ def load_values(
     if ordered:
         return _load_in_order(low, element, size, lanes, count), n
     return [_gather(low, element, size, _beside(low, lanes, k * size)) for k in range(count)], n
+
+
+def _fetch_ahead(low: Lowering, pointer: str, size: int) -> None:
+    """Ask for memory that will be loaded soon, where the CPU does not notice by itself.
+
+    Outside loops: for a warp some way ahead, since neighbouring warps load neighbouring memory; where a
+    block does much between its loads, they come too seldom for the CPU to see that. In a loop with
+    barriers: for this warp's next round, as far from here as this round is from the last.
+    """
+    c = low.code
+    if not low.unit.graph.nodes[low.node].in_loop:
+        distance = str(_AHEAD)
+    elif low.position in low.unit.frame.loads:
+        slot = c.field("%frame", low.unit.frame.loads[low.position])
+        here = c.let(f"ptrtoint ptr {pointer} to i64")
+        distance = c.let(f"sub i64 {here}, {c.let(f'load i64, ptr {slot}')}")
+        c.do(f"store i64 {here}, ptr {slot}")
+    else:
+        return
+    start = c.let(f"getelementptr i8, ptr {pointer}, i64 {distance}")
+    for line in range(0, size, 64):
+        place = c.field(start, line) if line else start
+        c.intrinsic_void("prefetch.p0", ("ptr", place), ("i32", "0"), ("i32", "3"), ("i32", "1"))
+
+
+_AHEAD = 2048
+"""Bytes: 512 threads that load four each. 1024 and 4096 measure the same."""
 
 
 def _every_nth(low: Lowering, type: str, value: str, first: int, count: int) -> str:

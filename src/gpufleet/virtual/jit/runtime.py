@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpufleet.virtual.jit.abi import Job, Worker
-from gpufleet.virtual.jit.llvm import compiler
+from gpufleet.virtual.jit.llvm import Effort, compiler
 from gpufleet.virtual.jit.runtime_ir import EXPORTS, QUEUE_BYTES, runtime_ir
 
 _SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
@@ -50,7 +50,7 @@ class Runtime:
         key = c.c_uint()
         if self._libc.pthread_key_create(c.byref(key), None):
             raise OSError("no thread-specific key is left for the fault guard of the virtual GPU")
-        self._code = compiler().link(compiler().compile(runtime_ir(key.value)), EXPORTS, {})
+        self._code = compiler().link(compiler().compile(runtime_ir(key.value), Effort.QUICK), EXPORTS, {})
         pointer = c.c_void_p
         self._run_here = c.CFUNCTYPE(None, pointer, pointer)(self._code["run_here"])
         self._worker_loop = c.CFUNCTYPE(None, pointer, pointer)(self._code["worker_loop"])
@@ -85,15 +85,16 @@ class Runtime:
         """
         self._install_handlers()
         address = c.addressof(job)
-        workers = self.parallelism
+        threads = self.parallelism
+        workers = min(threads, job.multiprocessors)  # fewer in a green context
         job.chunk = max(1, job.total // (workers * 16))
         if ends:
             if job.total > 64 and workers > 1:
-                self._start_workers(workers)
+                self._start_workers(threads)
                 self._submit(self._queue, address, min(workers - 1, job.total - 1))
             self._run_here(address, c.addressof(self._caller()))
         else:
-            self._start_workers(workers)
+            self._start_workers(threads)
             self._submit(self._queue, address, min(workers, job.total))
         self._await(job, cancelled)
 

@@ -179,7 +179,6 @@ define internal void @blocks(ptr %job, ptr %worker) noinline {{
   %pt = getelementptr i8, ptr %job, i64 {job_total}
   %total = load i64, ptr %pt
   %pe = getelementptr i8, ptr %job, i64 {job_entry}
-  %entry = load ptr, ptr %pe
   %ps = getelementptr i8, ptr %job, i64 {job_stop}
   br label %next
 next:
@@ -194,6 +193,8 @@ run:
   %sum = add i64 %first, %chunk
   %less = icmp slt i64 %sum, %total
   %last = select i1 %less, i64 %sum, i64 %total
+  ; loaded anew for each range: better code may have arrived (variant.py)
+  %entry = load atomic ptr, ptr %pe acquire, align 8
   call void %entry(ptr %job, ptr %worker, i64 %first, i64 %last)
   br label %next
 end:

@@ -17,11 +17,11 @@ not prove that, converged code checks it when it gets there (`needs_check`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from gpufleet.virtual.jit.nodes import Graph
-from gpufleet.virtual.ptx.flow import reads_and_writes
+from gpufleet.virtual.ptx.flow import reads_and_writes, sources_of
 from gpufleet.virtual.ptx.scalars import SIZES, is_float, is_signed
 from gpufleet.virtual.ptx.syntax import (
     Address,
@@ -39,6 +39,8 @@ from gpufleet.virtual.ptx.syntax import (
 UNKNOWN = -(1 << 80)
 """Not seen yet: joins with everything."""
 MAX_THREADS = 1024
+CARRY = -1
+"""Stands for the carry flag among registers."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class BlockShape:
 
 _LANE_SPECIALS = frozenset(f"%lanemask_{r}" for r in ("eq", "le", "lt", "ge", "gt"))
 _WARP_RESULTS = frozenset({"vote", "redux", "activemask", "bar", "barrier"})
+_USES_CARRY = frozenset({"addc", "subc", "madc"})
 _VARYING = frozenset({"atom", "shfl", "call", "elect", "mbarrier"})
 
 
@@ -73,8 +76,10 @@ class Facts:
     """What the text alone says about a function's registers."""
 
     definitions: dict[int, list[Instruction]] = field(default_factory=dict)
-    rows: list[tuple[Instruction, set[int], set[int]]] = field(default_factory=list)
+    rows: list[tuple[Instruction, Set[int], Set[int]]] = field(default_factory=list)
     """Every instruction that control reaches, with the registers it reads and writes."""
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    """By register: the rows that read it."""
     used_outside: set[int] = field(default_factory=set)
     """Registers read by a node other than the one that defines them."""
     node_of: dict[int, int] = field(default_factory=dict)
@@ -104,6 +109,8 @@ def facts(graph: Graph, is_kernel: bool = True) -> Facts:
     for node in graph.nodes:
         for instruction in graph.body.instructions[node.start : node.stop]:
             reads, writes = reads_and_writes(instruction)
+            for register in (*reads, CARRY) if instruction.opcode in _USES_CARRY else reads:
+                result.readers.setdefault(register, []).append(len(result.rows))
             result.rows.append((instruction, reads, writes))
             result.read |= reads
             for register in writes:
@@ -188,7 +195,7 @@ class Shapes:
             return None
         if name in _WARP_RESULTS:
             return 0
-        sources = self._sources(instruction)
+        sources = sources_of(instruction)
         if name == "setp" and instruction.operation.type.endswith("x2"):
             return None
         if name == "cvta" and instruction.operation.space == "local":
@@ -201,8 +208,7 @@ class Shapes:
             private = instruction.operation.space == "local" or self._is_call_parameter(sources[0])
             return 0 if not private and self.of(sources[0]) == 0 else None
         strides = [self.of(s) for s in sources]
-        uses_carry = name in ("addc", "subc", "madc")
-        if all(s == 0 for s in strides) and (not uses_carry or self.carry == 0):
+        if all(s == 0 for s in strides) and (name not in _USES_CARRY or self.carry == 0):
             return 0
         return self._affine(instruction, sources, strides)
 
@@ -219,7 +225,7 @@ class Shapes:
         """The operand that must not wrap from lane to lane for `result` to hold."""
         if not _widens(instruction):
             return None
-        for source in self._sources(instruction)[:2]:
+        for source in sources_of(instruction)[:2]:
             if isinstance(source, Register) and self.of(source) not in (0, None):
                 return None if self._is_bounded(source) else source
         return None
@@ -247,7 +253,7 @@ class Shapes:
 
     def _bound_of(self, instruction: Instruction, depth: int) -> int | None:
         operation = instruction.operation
-        sources = self._sources(instruction)
+        sources = sources_of(instruction)
         bounds = [self.bound(s, depth + 1) for s in sources]
         first, second = bounds[0] if bounds else None, bounds[1] if len(bounds) > 1 else None
         name = operation.name
@@ -277,10 +283,6 @@ class Shapes:
         return value if value is not None and value < limit else None
 
     # ---------------------------------------------------------------------------------------- rules
-
-    def _sources(self, instruction: Instruction) -> list[Operand]:
-        shapes = instruction.operation.shapes or ()
-        return [o for o, s in zip(instruction.operands, shapes, strict=False) if not s.destination]
 
     def _special(self, name: str) -> int | None:
         if name == "%tid.x":
@@ -330,7 +332,7 @@ class Shapes:
 
     def _converted(self, instruction: Instruction, stride: int) -> int | None:
         target, source = instruction.operation.types
-        register = self._sources(instruction)[0]
+        register = sources_of(instruction)[0]
         if SIZES[target] <= SIZES[source]:
             return stride
         if SIZES[source] < 4 or (isinstance(register, Register) and SIZES[register.type] != SIZES[source]):
@@ -368,7 +370,7 @@ class Shapes:
         definition = self._facts.only(operand.index)
         if definition is None or definition.opcode not in ("mov", "cvt"):
             return False
-        source = self._sources(definition)[0]
+        source = sources_of(definition)[0]
         if isinstance(source, Special):
             return source.name in ("%tid.x", "%laneid") and self._special(source.name) == 1
         return self._starts_at_multiple(source)
@@ -389,36 +391,52 @@ def _solve(graph: Graph, known: Facts, block: BlockShape, diverged: bool) -> Sha
     shapes = Shapes(graph.body, known, block)
     for register in known.given | known.returned:
         shapes.strides[register] = None
-    while _pass(graph, shapes, known, diverged):
-        pass
-    shapes.strides = [0 if s == UNKNOWN else s for s in shapes.strides]
-    while _pass(graph, shapes, known, diverged):
-        pass
+    waiting = bytearray([1]) * len(known.rows)
+    _settle(graph, shapes, known, diverged, waiting)
+    for register, stride in enumerate(shapes.strides):
+        if stride == UNKNOWN:
+            shapes.strides[register] = 0
+            for reader in known.readers.get(register, ()):
+                waiting[reader] = 1
+    _settle(graph, shapes, known, diverged, waiting)
     return shapes
 
 
-def _pass(graph: Graph, shapes: Shapes, known: Facts, diverged: bool) -> bool:
-    changed = False
+def _settle(graph: Graph, shapes: Shapes, known: Facts, diverged: bool, waiting: bytearray) -> None:
+    """Look at the rows that wait, in the order of the text, until none does."""
+    while 1 in waiting:
+        for row, waits in enumerate(waiting):
+            if not waits:
+                continue
+            waiting[row] = 0
+            for register in _look_at(graph, shapes, known, diverged, row):
+                for reader in known.readers.get(register, ()):
+                    waiting[reader] = 1
+
+
+def _look_at(graph: Graph, shapes: Shapes, known: Facts, diverged: bool, row: int) -> list[int]:
+    """Work out the strides of what an instruction writes; returns the registers whose stride changed."""
+    instruction, reads, writes = known.rows[row]
     strides = shapes.strides
-    for instruction, reads, writes in known.rows:
-        if any(strides[r] == UNKNOWN for r in reads):
-            continue
-        stride = shapes.result(instruction)
-        if "cc" in instruction.operation and stride != 0 and shapes.carry == 0:
-            shapes.carry = None
-            changed = True
-        for index in writes:
-            found = stride
-            if instruction.guard is not None and shapes.of(instruction.guard) != 0:
-                found = None
-            if graph.body.registers[index].type == "pred" and found != 0:
-                found = None
-            if diverged:
-                found = _if_stable(shapes, known, graph, instruction, index, found)
-            joined = found if strides[index] in (UNKNOWN, found) else None
-            if joined != strides[index]:
-                strides[index] = joined
-                changed = True
+    if any(strides[r] == UNKNOWN for r in reads):
+        return []
+    changed = []
+    stride = shapes.result(instruction)
+    if shapes.carry == 0 and stride != 0 and "cc" in instruction.operation:
+        shapes.carry = None
+        changed.append(CARRY)
+    for index in writes:
+        found = stride
+        if instruction.guard is not None and shapes.of(instruction.guard) != 0:
+            found = None
+        if graph.body.registers[index].type == "pred" and found != 0:
+            found = None
+        if diverged:
+            found = _if_stable(shapes, known, graph, instruction, index, found)
+        joined = found if strides[index] in (UNKNOWN, found) else None
+        if joined != strides[index]:
+            strides[index] = joined
+            changed.append(index)
     return changed
 
 

@@ -61,6 +61,7 @@ _ALLOWED = frozenset(
         "x86.avx2.permd",
         "x86.avx512.permvar.si.512",
         "readcyclecounter",
+        "prefetch.p0",
         "memset.p0.i64",
         "memcpy.p0.p0.i64",
     ]
@@ -265,7 +266,7 @@ def _short(type: str) -> str:
 
 def _overload(name: str, result: str, arguments: Sequence[str]) -> str:
     """The suffix that says which overload of an intrinsic is meant."""
-    if name.startswith(("x86.", "mem", "readcycle")):
+    if name.startswith(("x86.", "mem", "readcycle", "prefetch")):
         return ""
     if name in ("masked.load", "masked.gather"):
         return f".{_short(result)}.{_short(arguments[0])}"

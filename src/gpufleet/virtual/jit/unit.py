@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpufleet.virtual.jit.abi import Job, Worker, offset
@@ -52,6 +52,10 @@ class Program:
         """Lanes of a vector."""
         return self.block.lanes
 
+    def another_module(self) -> Program:
+        """For a second LLVM module of the same kernel: what it calls, it has for itself."""
+        return replace(self, declarations=set(), called={}, helpers={})
+
     def symbol_index(self, name: str) -> int:
         """Place of a variable's address in the job's table."""
         if name not in self.symbols:
@@ -76,6 +80,8 @@ class Unit:
         """Where this function's local variables begin in a thread's local memory, i64."""
         self.parameter_blocks: dict[str, str] = {}
         """Pointers to the words of parameters (calls.py), by name."""
+        self.place_in_state: Callable[[str, int], int] | None = None
+        """Where in %state a kernel keeps the words of a call's parameter: a name and bytes to an offset."""
         self.owners: dict[str, tuple[str, str]] = {}
         """For variables of functions copied into this one (inlining.py): the function, and the name there."""
         self._scalars: dict[int, str] = {}
@@ -85,7 +91,7 @@ class Unit:
         self._waiting: str | None = None
         self.plain_barriers = True
         """Whether the only barrier is `bar.sync 0`."""
-        self.frame = Frame({}, {}, {}, 0)
+        self.frame = Frame({}, {}, {}, {}, 0)
         self.spelled_out = 0
         """Gathers and scatters so far that LLVM turns into an access per lane (memory.py)."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from functools import lru_cache
 
 from gpufleet.virtual.ptx.syntax import (
     Address,
@@ -79,13 +80,26 @@ def registers_of(operand: Operand) -> Iterator[Register]:
             yield from registers_of(element)
 
 
-def reads_and_writes(instruction: Instruction) -> tuple[set[int], set[int]]:
-    """Return the indices of the registers an instruction reads, and of those it writes."""
+@lru_cache(maxsize=1 << 14)
+def sources_of(instruction: Instruction) -> tuple[Operand, ...]:
+    """Return the operands that are not destinations."""
+    shapes = instruction.operation.shapes or ()
+    return tuple(o for o, s in zip(instruction.operands, shapes, strict=False) if not s.destination)
+
+
+@lru_cache(maxsize=1 << 14)
+def reads_and_writes(instruction: Instruction) -> tuple[Set[int], Set[int]]:
+    """Return the indices of the registers an instruction reads, and of those it writes.
+
+    Kept, since every analysis of a kernel asks for each of its instructions again.
+    """
     reads: set[int] = set()
     writes: set[int] = set()
     shapes = instruction.operation.shapes or ()
     for index, operand in enumerate(instruction.operands):
-        if isinstance(operand, CallTarget):
+        if isinstance(operand, Register):
+            (writes if index < len(shapes) and shapes[index].destination else reads).add(operand.index)
+        elif isinstance(operand, CallTarget):
             for result in operand.results:
                 writes.update(r.index for r in registers_of(result))
             for source in (operand.target, *operand.arguments):

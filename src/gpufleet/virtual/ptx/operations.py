@@ -164,9 +164,8 @@ _UNLISTED_WORDS = (
     "sync_restrict::shared::cta sync_restrict::shared::cluster tensormap::generic async::generic tile "
     # bulk and tensor copies
     "tensor reduce prefetch read bulk_group mbarrier::complete_tx::bytes multicast::cluster cp_mask "
-    "ignore_oob "
-    "im2col im2col_no_offs im2col::w im2col::w::128 tile::gather4 tile::scatter4 cta_group::1 cta_group::2 "
-    "unicast fixed_address replace"
+    "ignore_oob im2col im2col_no_offs im2col::w im2col::w::128 tile::gather4 tile::scatter4 "
+    "cta_group::1 cta_group::2 unicast fixed_address replace"
 )
 
 
