@@ -42,14 +42,12 @@ def jit() -> Any:
 
 
 @pytest.mark.parametrize("make_engine", [InterpreterEngine, jit], ids=["interpreter", "jit"])
-@pytest.mark.parametrize("family", sorted({name.partition("/")[0] for name in KERNELS}))
-def test_an_engine_computes_what_the_gpu_computed(
-    recording: Recording, family: str, make_engine: Any
-) -> None:
+@pytest.mark.parametrize("first", range(0, len(KERNELS), PART))
+def test_an_engine_computes_what_the_gpu_computed(recording: Recording, first: int, make_engine: Any) -> None:
     engine = make_engine()
     wrong = []
-    for name, kernel in KERNELS.items():
-        if name.startswith(f"{family}/") and name in recording.answers:
+    for name, kernel in list(KERNELS.items())[first : first + PART]:
+        if name in recording.answers:
             wrong += mismatches(kernel, recording, run(kernel, engine, recording.answers[name].inputs))
     assert not wrong, "\n".join(wrong)
 
