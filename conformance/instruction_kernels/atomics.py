@@ -78,8 +78,12 @@ def _together(operation: str, type: str) -> Kernel:
     if type in ("f32", "f64"):
         values = (np.arange(128) - 60).astype(f"f{size}").view(f"u{size}")
     elif type in ("f16", "f16x2", "bf16", "bf16x2"):
-        values = np.resize(np.array([0x3F80, 0xBF80, 0, 0x4000] if "b" in type[0] else
-                                    [0x3C00, 0xBC00, 0, 0x4000], f"u{size}"), 128)  # fmt: skip
+        values = np.resize(
+            np.array(
+                [0x3F80, 0xBF80, 0, 0x4000] if "b" in type[0] else [0x3C00, 0xBC00, 0, 0x4000], f"u{size}"
+            ),
+            128,
+        )
         if size == 4:
             values = values | np.roll(values, 1) << np.uint32(16)
     elif head in ("inc", "dec"):

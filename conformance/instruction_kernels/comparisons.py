@@ -25,15 +25,31 @@ def kernels() -> Iterator[Kernel]:
             "b32",
             two,
             *(f"set.{r}.{result}.{type}" for r in some for result in ("u32", "s32", "f32")),
-            f"setp.ne.{'b' if type[0] in 'bus' else 'f'}{type[1:]} %p1, %a, %a; set.ne.or.u32.{type} %d, %a, %b, !%p1;",
+            f"setp.ne.{'b' if type[0] in 'bus' else 'f'}{type[1:]} %p1, %a, %a; "
+            f"set.ne.or.u32.{type} %d, %a, %b, !%p1;",
         )
-        yield each(f"comparisons/setp pair.{type}", "pred|pred", f"{two} b32",
-                   *(f"setp.gt.s32 %p1, %c, 7; setp.{r}.{join}.{type} %d|%e, %a, %b, {no}%p1;"
-                     for r, join, no in zip(some, ("and", "or", "xor"), ("", "!", ""), strict=False)))  # fmt: skip
+        yield each(
+            f"comparisons/setp pair.{type}",
+            "pred|pred",
+            f"{two} b32",
+            *(
+                f"setp.gt.s32 %p1, %c, 7; setp.{r}.{join}.{type} %d|%e, %a, %b, {no}%p1;"
+                for r, join, no in zip(some, ("and", "or", "xor"), ("", "!", ""), strict=False)
+            ),
+        )
     yield each("comparisons/setp.ftz", "pred", "f32 f32", *(f"setp.{r}.ftz.f32" for r in _FLOAT))
     for type in ("b16", "b32", "b64", "f32", "f64"):
-        yield each(f"comparisons/selp.{type}", type, f"{type} {type} b32",
-                   f"setp.lt.s32 %p1, %c, 0; selp.{type} %d, %a, %b, %p1;")  # fmt: skip
+        yield each(
+            f"comparisons/selp.{type}",
+            type,
+            f"{type} {type} b32",
+            f"setp.lt.s32 %p1, %c, 0; selp.{type} %d, %a, %b, %p1;",
+        )
         yield each(f"comparisons/slct.{type}", type, f"{type} {type} s32", f"slct.{type}.s32")
-        yield each(f"comparisons/slct by float.{type}", type, f"{type} {type} f32", f"slct.{type}.f32",
-                   f"slct.ftz.{type}.f32")  # fmt: skip
+        yield each(
+            f"comparisons/slct by float.{type}",
+            type,
+            f"{type} {type} f32",
+            f"slct.{type}.f32",
+            f"slct.ftz.{type}.f32",
+        )

@@ -15,18 +15,22 @@ _FUNCTIONS = """
 { .reg .b32 %a; ld.param.b32 %a, [value]; sub.u32 %a, %a, 3; st.param.b32 [result], %a; ret; }
 .global .align 8 .u64 table[3] = {twice, square, less};
 .func (.param .b32 result) factorial(.param .b32 value)
-{ .reg .b32 %a, %b; .reg .pred %p; ld.param.b32 %a, [value]; mov.u32 %b, 1; setp.le.u32 %p, %a, 1; @%p bra out;
+{ .reg .b32 %a, %b; .reg .pred %p; ld.param.b32 %a, [value]; mov.u32 %b, 1; setp.le.u32 %p, %a, 1;
+    @%p bra out;
   { .param .b32 r; .param .b32 v; sub.u32 %b, %a, 1; st.param.b32 [v], %b;
     call.uni (r), factorial, (v); ld.param.b32 %b, [r]; mul.lo.u32 %b, %b, %a; }
 out: st.param.b32 [result], %b; ret; }
 .func (.param .b32 result) total(.param .b32 value)
 { .reg .b32 %a, %b, %t; .reg .pred %p; .shared .align 4 .b32 sum;
   ld.param.b32 %a, [value]; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0; @%p st.shared.b32 [sum], 0; bar.sync 0;
-  red.shared.add.u32 [sum], %a; bar.sync 0; ld.shared.b32 %b, [sum]; bar.sync 0; st.param.b32 [result], %b; ret; }
+  red.shared.add.u32 [sum], %a; bar.sync 0; ld.shared.b32 %b, [sum]; bar.sync 0; st.param.b32 [result], %b;
+    ret; }
 .func (.param .b32 result) largest(.param .b32 value)
 { .reg .b32 %a, %b, %t; .reg .pred %p; .shared .align 4 .b32 most;
-  ld.param.b32 %a, [value]; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0; @%p st.shared.b32 [most], 0; bar.sync 0;
-  red.shared.max.u32 [most], %a; bar.sync 0; ld.shared.b32 %b, [most]; bar.sync 0; st.param.b32 [result], %b; ret; }
+  ld.param.b32 %a, [value]; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0; @%p st.shared.b32 [most], 0;
+    bar.sync 0;
+  red.shared.max.u32 [most], %a; bar.sync 0; ld.shared.b32 %b, [most]; bar.sync 0;
+    st.param.b32 [result], %b; ret; }
 .global .align 8 .u64 together[2] = {total, largest};
 """
 
@@ -45,7 +49,8 @@ def _branches() -> Iterator[Kernel]:
         """
   in0.b32 %r1; and.b32 %r2, %r1, 15; mov.u32 %r3, 0; mov.u32 %r4, 0;
 outer: setp.ge.u32 %p1, %r4, %r2; @%p1 bra done; mov.u32 %r5, 0;
-inner: add.u32 %r3, %r3, %r5; xor.b32 %r3, %r3, %r4; and.b32 %r6, %r3, 63; setp.eq.u32 %p2, %r6, 61; @%p2 bra leave;
+inner: add.u32 %r3, %r3, %r5; xor.b32 %r3, %r3, %r4; and.b32 %r6, %r3, 63; setp.eq.u32 %p2, %r6, 61;
+    @%p2 bra leave;
   add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, %r4; @%p3 bra inner;
 leave: add.u32 %r4, %r4, 1; setp.gt.u32 %p4, %r3, 5000; @%p4 bra done; bra outer;
 done: out.b32 %r3; out.b32 %r4;
@@ -83,7 +88,8 @@ second: add.u32 %r3, %r3, 3; add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 9; @%p2 
         "control/guards",
         """
   in0.b32 %r1; setp.gt.s32 %p1, %r1, 0; mov.u32 %r2, 5; mov.u64 %q2, 9; setp.eq.u32 %p2, %i, 3;
-  @%p1 add.u32 %r2, %r2, %r1; @!%p1 mul.wide.u32 %q2, %r1, %r1; @%p2 mov.pred %p1, %p2; @!%p2 not.pred %p1, %p1;
+  @%p1 add.u32 %r2, %r2, %r1; @!%p1 mul.wide.u32 %q2, %r1, %r1; @%p2 mov.pred %p1, %p2;
+    @!%p2 not.pred %p1, %p1;
   out.b32 %r2; out.b64 %q2; out.pred %p1; setp.lt.u32 %p3, %i, 70; @%p3 exit; out.b32 %r1;
 """,
         values,
@@ -96,7 +102,8 @@ def _calls() -> Iterator[Kernel]:
     yield program(
         "control/calls",
         """
-  in0.b32 %r1; { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call (r), twice, (v); ld.param.b32 %r2, [r]; }
+  in0.b32 %r1; { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call (r), twice, (v);
+    ld.param.b32 %r2, [r]; }
   out.b32 %r2; and.b32 %r3, %r1, 15;
   { .param .b32 r; .param .b32 v; st.param.b32 [v], %r3; call (r), factorial, (v); ld.param.b32 %r4, [r]; }
   out.b32 %r4;
@@ -116,10 +123,12 @@ shape: .callprototype (.param .b32 _) _ (.param .b32 _);
   out.b32 %r2;
 shape: .callprototype (.param .b32 _) _ (.param .b32 _);
   rem.u32 %r5, %cb, 2; mov.u64 %q1, together; mad.wide.u32 %q1, %r5, 8, %q1; ld.global.u64 %q2, [%q1];
-  { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call.uni (r), %q2, (v), shape; ld.param.b32 %r6, [r]; }
+  { .param .b32 r; .param .b32 v; st.param.b32 [v], %r1; call.uni (r), %q2, (v), shape;
+    ld.param.b32 %r6, [r]; }
   out.b32 %r6;
   mov.u64 %q1, table; ld.global.u64 %q2, [%q1];
-  { .param .b32 r; .param .b32 v; st.param.b32 [v], %r6; call.uni (r), %q2, (v), shape; ld.param.b32 %r6, [r]; }
+  { .param .b32 r; .param .b32 v; st.param.b32 [v], %r6; call.uni (r), %q2, (v), shape;
+    ld.param.b32 %r6, [r]; }
   out.b32 %r6;
 """,
         operands("barriers in functions", ("b32",), 256),
@@ -154,7 +163,8 @@ def _barriers() -> Iterator[Kernel]:
         """
   in0.b32 %r1; setp.gt.s32 %p1, %r1, 0; setp.ge.u32 %p3, %cb, 1;
   bar.red.popc.u32 %r2, 0, %p1; out.b32 %r2; bar.red.and.pred %p2, 0, %p3; out.pred %p2;
-  bar.red.or.pred %p2, 0, !%p3; out.pred %p2; barrier.sync 1, 64; barrier.red.popc.u32 %r2, 2, 64, !%p1; out.b32 %r2;
+  bar.red.or.pred %p2, 0, !%p3; out.pred %p2; barrier.sync 1, 64; barrier.red.popc.u32 %r2, 2, 64, !%p1;
+    out.b32 %r2;
 """,
         operands("bar.red", ("b32",), 192),
         lanes=192,
@@ -176,11 +186,14 @@ done: bar.sync 0; out.b32 %r3;
     yield program(
         "control/barrier.cluster",
         """
-  .shared .align 4 .b32 room[64]; in0.b32 %r1; mov.u32 %r2, room; mad.lo.u32 %r3, %t, 4, %r2; st.shared.b32 [%r3], %r1;
-  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; xor.b32 %r4, %t, 63; mad.lo.u32 %r4, %r4, 4, %r2;
+  .shared .align 4 .b32 room[64]; in0.b32 %r1; mov.u32 %r2, room; mad.lo.u32 %r3, %t, 4, %r2;
+    st.shared.b32 [%r3], %r1;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; xor.b32 %r4, %t, 63;
+    mad.lo.u32 %r4, %r4, 4, %r2;
   mapa.shared::cluster.u32 %r5, %r4, 0; ld.shared::cluster.b32 %r6, [%r5]; out.b32 %r6;
   getctarank.shared::cluster.u32 %r7, %r5; out.b32 %r7;
-  barrier.cluster.arrive.release; barrier.cluster.wait.acquire; fence.acq_rel.cluster; fence.sc.gpu; fence.proxy.async;
+  barrier.cluster.arrive.release; barrier.cluster.wait.acquire; fence.acq_rel.cluster; fence.sc.gpu;
+    fence.proxy.async;
 """,
         operands("cluster", ("b32",), 128),
         lanes=128,
@@ -244,7 +257,8 @@ three: mbarrier.try_wait.parity.shared.b64 %p2, [bar], 0, 1000; @!%p2 bra three;
   mbarrier.test_wait.parity.shared.b64 %p2, [bar], 0; out.pred %p2; bar.sync 0;
   @%p1 mbarrier.complete_tx.shared.b64 [bar], 24; bar.sync 0;
   mbarrier.test_wait.parity.shared.b64 %p2, [bar], 0; out.pred %p2; bar.sync 0;
-  @%p1 mbarrier.expect_tx.relaxed.cta.shared.b64 [bar], 8; @%p1 mbarrier.arrive.shared.b64 %q1, [bar]; bar.sync 0;
+  @%p1 mbarrier.expect_tx.relaxed.cta.shared.b64 [bar], 8; @%p1 mbarrier.arrive.shared.b64 %q1, [bar];
+    bar.sync 0;
   mbarrier.test_wait.parity.shared.b64 %p2, [bar], 1; out.pred %p2; bar.sync 0;
   @%p1 mbarrier.complete_tx.relaxed.cta.shared.b64 [bar], 8; bar.sync 0;
   mbarrier.test_wait.parity.shared.b64 %p2, [bar], 1; out.pred %p2;

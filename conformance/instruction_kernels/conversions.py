@@ -67,41 +67,114 @@ def _between_floats() -> Iterator[Kernel]:
     yield each("conversions/f16 to f32", "f32", "f16", "cvt.f32.f16", "cvt.sat.f32.f16", "cvt.ftz.f32.f16")
     yield each("conversions/f16 to f64", "f64", "f16", "cvt.f64.f16", "cvt.sat.f64.f16")
     yield each("conversions/f16 to f16", "f16", "f16", *(f"cvt.{r}.f16.f16" for r in INTEGRAL))
-    yield each("conversions/f32 to f16", "f16", "f32", *(f"cvt.{r}.f16.f32" for r in ROUNDINGS),
-               "cvt.rn.sat.f16.f32", "cvt.rn.ftz.f16.f32", "cvt.rn.relu.f16.f32", "cvt.rz.relu.f16.f32",
-               lanes=192)  # fmt: skip
+    yield each(
+        "conversions/f32 to f16",
+        "f16",
+        "f32",
+        *(f"cvt.{r}.f16.f32" for r in ROUNDINGS),
+        "cvt.rn.sat.f16.f32",
+        "cvt.rn.ftz.f16.f32",
+        "cvt.rn.relu.f16.f32",
+        "cvt.rz.relu.f16.f32",
+        lanes=192,
+    )
     yield each("conversions/f64 to f16", "f16", "f64", *(f"cvt.{r}.f16.f64" for r in ROUNDINGS), lanes=192)
     yield each("conversions/f32 to f64", "f64", "f32", "cvt.f64.f32", "cvt.ftz.f64.f32", "cvt.sat.f64.f32")
-    yield each("conversions/f64 to f32", "f32", "f64", *(f"cvt.{r}.f32.f64" for r in ROUNDINGS),
-               "cvt.rn.ftz.f32.f64", "cvt.rn.sat.f32.f64", lanes=192)  # fmt: skip
+    yield each(
+        "conversions/f64 to f32",
+        "f32",
+        "f64",
+        *(f"cvt.{r}.f32.f64" for r in ROUNDINGS),
+        "cvt.rn.ftz.f32.f64",
+        "cvt.rn.sat.f32.f64",
+        lanes=192,
+    )
     for type in ("f32", "f64"):
-        yield each(f"conversions/{type} to integral", type, type, *(f"cvt.{r}.{type}.{type}" for r in INTEGRAL),
-                   f"cvt.rni.sat.{type}.{type}", f"cvt.sat.{type}.{type}", lanes=192)  # fmt: skip
+        yield each(
+            f"conversions/{type} to integral",
+            type,
+            type,
+            *(f"cvt.{r}.{type}.{type}" for r in INTEGRAL),
+            f"cvt.rni.sat.{type}.{type}",
+            f"cvt.sat.{type}.{type}",
+            lanes=192,
+        )
     yield each("conversions/bf16 to f32", "f32", "bf16", "cvt.f32.bf16", "cvt.rn.f32.bf16")
     yield each("conversions/bf16 to f64 f16", "f64", "bf16", "cvt.f64.bf16")
     yield each("conversions/bf16 to f16", "f16", "bf16", *(f"cvt.{r}.f16.bf16" for r in ROUNDINGS))
     yield each("conversions/f16 to bf16", "bf16", "f16", *(f"cvt.{r}.bf16.f16" for r in ROUNDINGS))
     yield each("conversions/f64 to bf16", "bf16", "f64", *(f"cvt.{r}.bf16.f64" for r in ROUNDINGS), lanes=192)
     yield each("conversions/bf16 to integral", "bf16", "bf16", *(f"cvt.{r}.bf16.bf16" for r in INTEGRAL))
-    yield each("conversions/f32 to bf16", "bf16", "f32", *(f"cvt.{r}.bf16.f32" for r in ROUNDINGS),
-               "cvt.rn.relu.bf16.f32", "cvt.rz.relu.bf16.f32", lanes=192)  # fmt: skip
-    yield each("conversions/f32 to tf32", "b32", "f32", "cvt.rna.tf32.f32", "cvt.rn.tf32.f32", "cvt.rz.tf32.f32",
-               "cvt.rn.relu.tf32.f32", "cvt.rz.relu.tf32.f32", lanes=192)  # fmt: skip
+    yield each(
+        "conversions/f32 to bf16",
+        "bf16",
+        "f32",
+        *(f"cvt.{r}.bf16.f32" for r in ROUNDINGS),
+        "cvt.rn.relu.bf16.f32",
+        "cvt.rz.relu.bf16.f32",
+        lanes=192,
+    )
+    yield each(
+        "conversions/f32 to tf32",
+        "b32",
+        "f32",
+        "cvt.rna.tf32.f32",
+        "cvt.rn.tf32.f32",
+        "cvt.rz.tf32.f32",
+        "cvt.rn.relu.tf32.f32",
+        "cvt.rz.relu.tf32.f32",
+        lanes=192,
+    )
 
 
 def _packed() -> Iterator[Kernel]:
     two = "f32 f32"
     for pair in ("f16x2", "bf16x2"):
-        yield each(f"conversions/f32 to {pair}", pair, two, f"cvt.rn.{pair}.f32", f"cvt.rz.{pair}.f32",
-                   f"cvt.rn.relu.{pair}.f32", f"cvt.rz.relu.{pair}.f32", lanes=384)  # fmt: skip
+        yield each(
+            f"conversions/f32 to {pair}",
+            pair,
+            two,
+            f"cvt.rn.{pair}.f32",
+            f"cvt.rz.{pair}.f32",
+            f"cvt.rn.relu.{pair}.f32",
+            f"cvt.rz.relu.{pair}.f32",
+            lanes=384,
+        )
     for pair in ("e4m3x2", "e5m2x2"):
-        yield each(f"conversions/f32 to {pair}", pair, two, f"cvt.rn.satfinite.{pair}.f32",
-                   f"cvt.rn.satfinite.relu.{pair}.f32", lanes=384)  # fmt: skip
-        yield each(f"conversions/f16x2 to {pair}", pair, "f16x2", f"cvt.rn.satfinite.{pair}.f16x2",
-                   f"cvt.rn.satfinite.relu.{pair}.f16x2", lanes=192)  # fmt: skip
-        yield each(f"conversions/{pair} to f16x2", "f16x2", "b16", f"cvt.rn.f16x2.{pair}",
-                   f"cvt.rn.relu.f16x2.{pair}", lanes=256)  # fmt: skip
-    yield each("conversions/cvt.pack", "b32", "s32 s32 b32", *(f"cvt.pack.sat.{t}.s32.b32" for t in
-               ("u8", "s8")), *(f"cvt.pack.sat.{t}.s32 %d, %a, %b;" for t in ("u16", "s16")))  # fmt: skip
-    yield each("conversions/cvt.pack small", "b32", "s32 s32 b32", *(f"cvt.pack.sat.{t}.s32.b32" for t in
-               ("u4", "s4", "u2", "s2")))  # fmt: skip
+        yield each(
+            f"conversions/f32 to {pair}",
+            pair,
+            two,
+            f"cvt.rn.satfinite.{pair}.f32",
+            f"cvt.rn.satfinite.relu.{pair}.f32",
+            lanes=384,
+        )
+        yield each(
+            f"conversions/f16x2 to {pair}",
+            pair,
+            "f16x2",
+            f"cvt.rn.satfinite.{pair}.f16x2",
+            f"cvt.rn.satfinite.relu.{pair}.f16x2",
+            lanes=192,
+        )
+        yield each(
+            f"conversions/{pair} to f16x2",
+            "f16x2",
+            "b16",
+            f"cvt.rn.f16x2.{pair}",
+            f"cvt.rn.relu.f16x2.{pair}",
+            lanes=256,
+        )
+    yield each(
+        "conversions/cvt.pack",
+        "b32",
+        "s32 s32 b32",
+        *(f"cvt.pack.sat.{t}.s32.b32" for t in ("u8", "s8")),
+        *(f"cvt.pack.sat.{t}.s32 %d, %a, %b;" for t in ("u16", "s16")),
+    )
+    yield each(
+        "conversions/cvt.pack small",
+        "b32",
+        "s32 s32 b32",
+        *(f"cvt.pack.sat.{t}.s32.b32" for t in ("u4", "s4", "u2", "s2")),
+    )

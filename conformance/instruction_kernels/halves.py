@@ -26,8 +26,12 @@ def _arithmetic(type: str) -> Iterator[Kernel]:
     more = (f"neg.ftz.{type}", f"abs.ftz.{type}") if is_f16 else ()
     yield each(f"halves/neg abs.{type}", type, type, f"neg.{type}", f"abs.{type}", *more)
     ways = ("", ".NaN", ".xorsign.abs", ".NaN.xorsign.abs", *((".ftz", ".ftz.NaN") if is_f16 else ()))
-    yield each(f"halves/min max.{type}", type, two, *(f"{name}{how}.{type}" for name in ("min", "max")
-               for how in ways))  # fmt: skip
+    yield each(
+        f"halves/min max.{type}",
+        type,
+        two,
+        *(f"{name}{how}.{type}" for name in ("min", "max") for how in ways),
+    )
     bound = Bound(relative=2.0**-10.987) if is_f16 else Bound(relative=2.0**-8)
     yield each(f"approx/tanh.{type}", type, type, f"tanh.approx.{type}", bound=bound, lanes=192)
     ex2 = f"ex2.approx.{type}" if is_f16 else f"ex2.approx.ftz.{type}"
@@ -38,23 +42,39 @@ def _arithmetic(type: str) -> Iterator[Kernel]:
 def _comparisons(type: str) -> Iterator[Kernel]:
     two, pair = f"{type} {type}", type.endswith("x2")
     if pair:
-        yield each(f"halves/setp.{type}", "pred|pred", two, *(f"setp.{r}.{type} %d|%e, %a, %b;"
-                   for r in RELATIONS))  # fmt: skip
-        yield each(f"halves/setp joined.{type}", "pred|pred", f"{two} b32", *(
-                   f"setp.gt.s32 %p1, %c, 0; setp.{r}.{type} %d|%e, %a, %b, {p}%p1;"
-                   for r, p in (("lt.and", ""), ("ge.or", "!"), ("neu.xor", ""))))  # fmt: skip
+        yield each(
+            f"halves/setp.{type}", "pred|pred", two, *(f"setp.{r}.{type} %d|%e, %a, %b;" for r in RELATIONS)
+        )
+        yield each(
+            f"halves/setp joined.{type}",
+            "pred|pred",
+            f"{two} b32",
+            *(
+                f"setp.gt.s32 %p1, %c, 0; setp.{r}.{type} %d|%e, %a, %b, {p}%p1;"
+                for r, p in (("lt.and", ""), ("ge.or", "!"), ("neu.xor", ""))
+            ),
+        )
     else:
         yield each(f"halves/setp.{type}", "pred", two, *(f"setp.{r}.{type}" for r in RELATIONS))
     results = {"f16": "f16 b16", "bf16": "bf16 b16", "f16x2": "f16x2 b32", "bf16x2": "bf16x2 b32"}[type]
     own, bits = results.split()
     yield each(f"halves/set to itself.{type}", own, two, *(f"set.{r}.{own}.{type}" for r in RELATIONS[:8]))
     if pair:
-        yield each(f"halves/set to bits.{type}", bits, two,
-                   *(f"set.{r}.{result}.{type}" for r in RELATIONS[6:10] for result in ("u32", "s32")))  # fmt: skip
+        yield each(
+            f"halves/set to bits.{type}",
+            bits,
+            two,
+            *(f"set.{r}.{result}.{type}" for r in RELATIONS[6:10] for result in ("u32", "s32")),
+        )
         return
     yield each(f"halves/set to u16.{type}", "b16", two, *(f"set.{r}.u16.{type}" for r in RELATIONS[6:10]))
-    yield each(f"halves/set to u32.{type}", "b32", two, *(f"set.{r}.u32.{type}" for r in RELATIONS[6:10]),
-               f"setp.ne.b16 %p1, %a, 0; set.lt.and.s32.{type} %d, %a, %b, %p1;")  # fmt: skip
+    yield each(
+        f"halves/set to u32.{type}",
+        "b32",
+        two,
+        *(f"set.{r}.u32.{type}" for r in RELATIONS[6:10]),
+        f"setp.ne.b16 %p1, %a, 0; set.lt.and.s32.{type} %d, %a, %b, %p1;",
+    )
     if type == "f16":
         yield each(
             "halves/ftz comparisons", "pred", two, "setp.eq.ftz.f16", "setp.lt.ftz.f16", "setp.ne.ftz.f16"

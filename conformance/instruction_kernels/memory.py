@@ -19,12 +19,21 @@ def kernels() -> Iterator[Kernel]:
 
 
 def _moves() -> Iterator[Kernel]:
-    yield each("memory/pack and unpack", "b64", "b32 b32", "mov.b64 %d, {%a, %b};",
-               "mov.b64 {%r1, %r2}, %q1; mov.b64 %d, {%b, %a};",
-               "mov.b32 {%h1, %h2}, %a; mov.b32 {%h3, %h4}, %b; mov.b64 %d, {%h4, %h1, %h3, %h2};")  # fmt: skip
-    yield each("memory/128 bits", "b64", "b64 b64",
-               ".reg .b128 %w; mov.b128 %w, {%a, %b}; mov.b128 {%q1, %q2}, %w; sub.u64 %d, %q1, %q2;",
-               "mov.b128 %w, {%b, %a}; .reg .b128 %v; mov.b128 %v, %w; mov.b128 {%d, _}, %v;")  # fmt: skip
+    yield each(
+        "memory/pack and unpack",
+        "b64",
+        "b32 b32",
+        "mov.b64 %d, {%a, %b};",
+        "mov.b64 {%r1, %r2}, %q1; mov.b64 %d, {%b, %a};",
+        "mov.b32 {%h1, %h2}, %a; mov.b32 {%h3, %h4}, %b; mov.b64 %d, {%h4, %h1, %h3, %h2};",
+    )
+    yield each(
+        "memory/128 bits",
+        "b64",
+        "b64 b64",
+        ".reg .b128 %w; mov.b128 %w, {%a, %b}; mov.b128 {%q1, %q2}, %w; sub.u64 %d, %q1, %q2;",
+        "mov.b128 %w, {%b, %a}; .reg .b128 %v; mov.b128 %v, %w; mov.b128 {%d, _}, %v;",
+    )
     yield program(
         "memory/128 bits in memory",
         """
@@ -63,9 +72,25 @@ def _widths() -> Iterator[Kernel]:
         "\n".join(
             [
                 address,
-                *(f"ld.global.{how}.u32 %r1, [%q1]; out.b32 %r1;" for how in
-                  ("ca", "cg", "cs", "lu", "cv", "nc", "relaxed.gpu", "acquire.gpu", "volatile",
-                   "nc.L1::no_allocate", "L1::evict_first", "L2::128B", "relaxed.sys", "weak")),
+                *(
+                    f"ld.global.{how}.u32 %r1, [%q1]; out.b32 %r1;"
+                    for how in (
+                        "ca",
+                        "cg",
+                        "cs",
+                        "lu",
+                        "cv",
+                        "nc",
+                        "relaxed.gpu",
+                        "acquire.gpu",
+                        "volatile",
+                        "nc.L1::no_allocate",
+                        "L1::evict_first",
+                        "L2::128B",
+                        "relaxed.sys",
+                        "weak",
+                    )
+                ),
                 "ldu.global.u32 %r1, [%q1]; out.b32 %r1;",
                 "mad.wide.u32 %q2, %i, 4, %out; st.global.wb.u32 [%q2+4096], %i;"
                 "st.global.cg.u32 [%q2+4096], %i; st.global.cs.u32 [%q2+4096], %i;"
@@ -74,7 +99,7 @@ def _widths() -> Iterator[Kernel]:
             ]
         ),
         (data,),
-    )  # fmt: skip
+    )
     yield program(
         "memory/cache hints",
         f"""{address}
@@ -94,8 +119,19 @@ def _widths() -> Iterator[Kernel]:
 
 def _vectors() -> Iterator[Kernel]:
     data = rng("vectors").integers(0, 256, 64 * 32, np.uint8)
-    for type, count in (("u8", 2), ("u8", 4), ("b16", 2), ("b16", 4), ("b32", 2), ("b32", 4), ("b64", 2),
-                        ("f32", 2), ("f32", 4), ("f64", 2), ("s8", 4)):  # fmt: skip
+    for type, count in (
+        ("u8", 2),
+        ("u8", 4),
+        ("b16", 2),
+        ("b16", 4),
+        ("b32", 2),
+        ("b32", 4),
+        ("b64", 2),
+        ("f32", 2),
+        ("f32", 4),
+        ("f64", 2),
+        ("s8", 4),
+    ):
         size = SIZES[type]
         kind = {"f32": "%f", "f64": "%g"}.get(type) or {1: "%h", 2: "%h", 4: "%r", 8: "%q"}[size]
         names = [f"{kind}{n + 2}" for n in range(count)]
@@ -144,7 +180,8 @@ def _spaces() -> Iterator[Kernel]:
   in0.b32 %r3; add.u64 %q11, %q10, %q4; st.u32 [%q11], %r3; add.u64 %q11, %q10, %q3; ld.local.u32 %r4, [%q11];
   out.b32 %r4;
   st.shared.u32 [cell], 5; ld.u32 %r5, [%q2]; out.b32 %r5;
-  mov.u32 %r6, dynamic; mad.lo.u32 %r6, %t, 4, %r6; st.shared.u32 [%r6], %r3; bar.sync 0; ld.shared.u32 %r7, [%r6];
+  mov.u32 %r6, dynamic; mad.lo.u32 %r6, %t, 4, %r6; st.shared.u32 [%r6], %r3; bar.sync 0;
+    ld.shared.u32 %r7, [%r6];
   out.b32 %r7; mov.u32 %r8, %dynamic_smem_size; out.b32 %r8;
 """,
         (data,),
@@ -177,7 +214,8 @@ def _copies() -> Iterator[Kernel]:
     ends = "\n".join(f"  ld.shared.u32 %r2, [%r1+{4 * n}]; out.b32 %r2;" for n in range(4))
     waits = "  cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;\n"
     for name, copies in {
-        "4 and 8 bytes": "cp.async.ca.shared.global [%r1], [%q1], 4; cp.async.ca.shared.global [%r1+8], [%q1+8], 8;",
+        "4 and 8 bytes": "cp.async.ca.shared.global [%r1], [%q1], 4; "
+        "cp.async.ca.shared.global [%r1+8], [%q1+8], 8;",
         "16 bytes": "cp.async.cg.shared.global [%r1], [%q1], 16;",
         "16 bytes ca": "cp.async.ca.shared.global.L2::128B [%r1], [%q1], 16;",
         "a part": "and.b32 %r3, %i, 15; cp.async.cg.shared.global [%r1], [%q1], 16, %r3;",

@@ -19,12 +19,24 @@ def kernels() -> Iterator[Kernel]:
 
 def _shuffles() -> Iterator[Kernel]:
     for mode in ("up", "down", "bfly", "idx"):
-        fixed = [f"shfl.sync.{mode}.b32 %d|%e, %a, {b}, {c:#x}, -1;" for b, c in
-                 ((1, 0 if mode == "up" else 31), (3, 0x1800 if mode == "up" else 0x181F), (16, 0x1C07), (33, 31))]  # fmt: skip
+        fixed = [
+            f"shfl.sync.{mode}.b32 %d|%e, %a, {b}, {c:#x}, -1;"
+            for b, c in (
+                (1, 0 if mode == "up" else 31),
+                (3, 0x1800 if mode == "up" else 0x181F),
+                (16, 0x1C07),
+                (33, 31),
+            )
+        ]
         yield each(f"warps/shfl.{mode}", "b32|pred", "b32", *fixed, lanes=64)
-        yield each(f"warps/shfl.{mode} by operands", "b32|pred", "b32 b32=amounts b32=amounts",
-                   f"shfl.sync.{mode}.b32 %d|%e, %a, %b, 31, -1;",
-                   f"and.b32 %r1, %c, 0x1f1f; shfl.sync.{mode}.b32 %d|%e, %a, %b, %r1, -1;", lanes=128)  # fmt: skip
+        yield each(
+            f"warps/shfl.{mode} by operands",
+            "b32|pred",
+            "b32 b32=amounts b32=amounts",
+            f"shfl.sync.{mode}.b32 %d|%e, %a, %b, 31, -1;",
+            f"and.b32 %r1, %c, 0x1f1f; shfl.sync.{mode}.b32 %d|%e, %a, %b, %r1, -1;",
+            lanes=128,
+        )
     yield program(
         "warps/shfl of some lanes",
         """
@@ -56,7 +68,8 @@ def _votes() -> Iterator[Kernel]:
         "warps/vote of some lanes",
         """
   in0.b32 %r1; setp.gt.s32 %p1, %r1, 0; and.b32 %r5, %t, 3; setp.eq.u32 %p3, %r5, 1; @!%p3 bra skip;
-  vote.sync.ballot.b32 %r2, %p1, 0x22222222; out.b32 %r2; vote.sync.all.pred %p2, %p1, 0x22222222; out.pred %p2;
+  vote.sync.ballot.b32 %r2, %p1, 0x22222222; out.b32 %r2; vote.sync.all.pred %p2, %p1, 0x22222222;
+    out.pred %p2;
   vote.sync.any.pred %p2, %p1, 0x22222222; out.pred %p2; bar.warp.sync 0x22222222;
 skip: bar.warp.sync -1;
 """,
@@ -90,8 +103,10 @@ def _matches() -> Iterator[Kernel]:
 
 
 def _reductions() -> Iterator[Kernel]:
-    kinds = [*(f"{name}.{type}" for type in ("u32", "s32") for name in ("add", "min", "max")),
-             *(f"{name}.b32" for name in ("and", "or", "xor"))]  # fmt: skip
+    kinds = [
+        *(f"{name}.{type}" for type in ("u32", "s32") for name in ("add", "min", "max")),
+        *(f"{name}.b32" for name in ("and", "or", "xor")),
+    ]
     yield program(
         "warps/redux",
         "  in0.b32 %r1; setp.lt.u32 %p1, %t, 20;\n"
@@ -105,9 +120,27 @@ def _reductions() -> Iterator[Kernel]:
 
 
 def _specials() -> Iterator[Kernel]:
-    names = ("laneid", "tid.x", "tid.y", "ntid.x", "ntid.y", "ctaid.x", "nctaid.x", "nctaid.z", "lanemask_eq",
-             "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge", "cluster_ctarank", "cluster_nctarank",
-             "clusterid.x", "nclusterid.x", "cluster_ctaid.x", "cluster_nctaid.x")  # fmt: skip
+    names = (
+        "laneid",
+        "tid.x",
+        "tid.y",
+        "ntid.x",
+        "ntid.y",
+        "ctaid.x",
+        "nctaid.x",
+        "nctaid.z",
+        "lanemask_eq",
+        "lanemask_lt",
+        "lanemask_le",
+        "lanemask_gt",
+        "lanemask_ge",
+        "cluster_ctarank",
+        "cluster_nctarank",
+        "clusterid.x",
+        "nclusterid.x",
+        "cluster_ctaid.x",
+        "cluster_nctaid.x",
+    )
     yield program(
         "warps/special registers",
         "\n".join(f"  mov.u32 %r1, %{name}; out.b32 %r1;" for name in names)

@@ -23,6 +23,8 @@ from machine import Device  # noqa: E402
 from gpufleet.virtual.interpreter import InterpreterEngine  # noqa: E402
 
 RECORDED = FOLDER / "h200-driver-580-instructions.npz"
+PART = 25
+"""Kernels of one test: the JIT compiles each in a third of a second."""
 KERNELS = {kernel.name: kernel for kernel in all_kernels()}
 
 
@@ -40,14 +42,12 @@ def jit() -> Any:
 
 
 @pytest.mark.parametrize("make_engine", [InterpreterEngine, jit], ids=["interpreter", "jit"])
-@pytest.mark.parametrize("family", sorted({name.partition("/")[0] for name in KERNELS}))
-def test_an_engine_computes_what_the_gpu_computed(
-    recording: Recording, family: str, make_engine: Any
-) -> None:
+@pytest.mark.parametrize("first", range(0, len(KERNELS), PART))
+def test_an_engine_computes_what_the_gpu_computed(recording: Recording, first: int, make_engine: Any) -> None:
     engine = make_engine()
     wrong = []
-    for name, kernel in KERNELS.items():
-        if name.startswith(f"{family}/") and name in recording.answers:
+    for name, kernel in list(KERNELS.items())[first : first + PART]:
+        if name in recording.answers:
             wrong += mismatches(kernel, recording, run(kernel, engine, recording.answers[name].inputs))
     assert not wrong, "\n".join(wrong)
 

@@ -388,6 +388,30 @@ def test_signs_and_properties() -> None:
         assert run(f"testp.{name}.f32 %d, %a;", "pred", values).astype(int).tolist() == expected
 
 
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_the_smallest_and_the_largest_float_of_a_warp(name: str) -> None:
+    values = np.random.default_rng(6).normal(size=64).astype(np.float32)
+    values[3] = np.nan
+    bits = ("b32", values.view(np.uint32))
+    plain = run(f"redux.sync.{name}.f32 %d, %a, -1;", "b32", bits).view(np.float32)
+    sizes = run(f"redux.sync.{name}.abs.f32 %d, %a, -1;", "b32", bits).view(np.float32)
+    passing = run(f"redux.sync.{name}.NaN.f32 %d, %a, -1;", "b32", bits)
+    some = run(
+        f"""mov.b32 %d, 0; setp.ge.u32 %p1, %r0, 40; @!%p1 bra skip;
+        redux.sync.{name}.NaN.f32 %d, %a, 0xffffff00; skip:""",
+        "b32",
+        bits,
+    ).view(np.float32)
+    choose = {"min": np.nanmin, "max": np.nanmax}[name]
+    for warp in (slice(0, 32), slice(32, 64)):
+        assert (plain[warp] == choose(values[warp])).all()
+        assert (sizes[warp] == choose(np.abs(values[warp]))).all()
+    assert (passing[:32] == NAN).all()
+    assert (passing[32:].view(np.float32) == choose(values[32:])).all()
+    assert not some[:40].any()
+    assert (some[40:] == choose(values[40:])).all()
+
+
 def test_loads_stores_and_selections_keep_the_payload_of_a_nan() -> None:
     payload = 0x7F812345
     assert run("mov.f32 %d, %a;", "b32", ("b32", [payload])).tolist() == [payload]

@@ -11,7 +11,6 @@ from gpufleet.virtual.interpreter.decoder import Decoder, Handler
 from gpufleet.virtual.interpreter.faults import fault
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.values import Array
-from gpufleet.virtual.ptx.errors import unsupported
 from gpufleet.virtual.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -55,11 +54,13 @@ def _match(decoder: Decoder, instruction: Instruction) -> list[Operation]:
 
 
 def _redux(decoder: Decoder, instruction: Instruction) -> list[Operation]:
-    if instruction.operation.type == "f32":
-        raise unsupported(instruction.operation.text, instruction.line)
+    operation = instruction.operation
     place, _ = _places(decoder, instruction)
     value, mask = _sources(decoder, instruction)
-    return [warp.redux(instruction.operation.get("reduction"), value, mask, place)]
+    if operation.type == "f32":
+        which, passes_nan = operation.get("reduction"), "NaN" in operation
+        return [warp.redux_floats(which, value, mask, place, "abs" in operation, passes_nan)]
+    return [warp.redux(operation.get("reduction"), value, mask, place)]
 
 
 def _activemask(decoder: Decoder, instruction: Instruction) -> list[Operation]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpufleet.virtual.interpreter.code import Operation
+from gpufleet.virtual.interpreter.floats import CANONICAL_NAN, larger, smaller
 from gpufleet.virtual.interpreter.lanes import WARP
 from gpufleet.virtual.interpreter.slots import Source
 from gpufleet.virtual.interpreter.values import Array
@@ -249,6 +250,36 @@ def redux(kind: str, value: Source, mask: Source, destination: Source) -> Operat
             values = np.where(taking_part, rows, _identity(kind, rows.dtype))
             reduced = warps.row_to_lanes(function.reduce(values, axis=1).astype(rows.dtype))
             result = np.where(masks == one, reduced, result)
+        group.registers[slot] = result if write is None else write(result)
+
+    return run
+
+
+def redux_floats(
+    kind: str, value: Source, mask: Source, destination: Source, of_magnitudes: bool, passes_nan: bool
+) -> Operation:
+    """Return the smallest or largest float of the lanes of the warp that the mask names."""
+    slot, write = destination
+    choose = smaller if kind == "min" else larger
+    # What changes nothing: a NaN, which every number beats, or where NaNs pass, an infinity.
+    nothing = CANONICAL_NAN
+    if passes_nan:
+        nothing = np.float32(np.inf if kind == "min" else -np.inf)
+
+    def run(group: Group) -> None:
+        warps = Warps(group)
+        given = read(value, group)
+        rows = warps.rows(np.abs(given) if of_magnitudes else given)
+        present = warps.present()
+        masks = read(mask, group)
+        result = np.zeros(1, np.float32)
+        for one in np.unique(group.picked(masks)):
+            values = np.where(present & ((one & _BITS) != 0), rows, nothing)
+            while values.shape[1] > 1:
+                half = values.shape[1] // 2
+                values = choose(values[:, :half], values[:, half:], passes_nan)
+            reduced = np.where(np.isnan(values), CANONICAL_NAN, values).reshape(-1)
+            result = np.where(masks == one, warps.row_to_lanes(reduced), result)
         group.registers[slot] = result if write is None else write(result)
 
     return run

@@ -6,12 +6,15 @@ Kernels that contain them are compiled with vectors of 32 lanes (engine.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gpufleet.virtual.jit import barriers
+from gpufleet.virtual.jit.floating import FLOATING
 from gpufleet.virtual.jit.lanes import each_lane
 from gpufleet.virtual.jit.lowering import Lowering
 from gpufleet.virtual.jit.storage import scalar_type
 from gpufleet.virtual.jit.text import constant, number, vector
+from gpufleet.virtual.ptx.instructions import INSTRUCTIONS
 from gpufleet.virtual.ptx.scalars import is_float, is_signed
 from gpufleet.virtual.ptx.syntax import Immediate, Instruction, Operand, Pair, Register
 
@@ -181,7 +184,8 @@ _IDENTITIES = {"add": 0, "and": -1, "or": 0, "xor": 0}
 def _reduce(low: Lowering, instruction: Instruction) -> None:
     operation, c, n = instruction.operation, low.code, low.lanes
     if is_float(operation.type):
-        raise low.unit.refuse(instruction)
+        _reduce_floats(low, instruction)
+        return
     destination, source = instruction.operands[:2]
     which = operation.get("reduction")
     t = vector("i32", n)
@@ -200,6 +204,38 @@ def _reduce(low: Lowering, instruction: Instruction) -> None:
             f"select {vector('i1', n)} {predicate}, {t} {value}, {t} {constant('i32', identity, n)}"
         )
     low.write(destination, c.intrinsic(name, "i32", (t, value)), "i32", 1)
+
+
+def _reduce_floats(low: Lowering, instruction: Instruction) -> None:
+    """The smallest or largest: halves of the warp against each other, until one lane is left."""
+    operation, c, n = instruction.operation, low.code, low.lanes
+    destination, source = instruction.operands[:2]
+    which = operation.get("reduction")
+    t = vector("float", n)
+    value = low.fetch(source, "f32", n)
+    if "abs" in operation:
+        value = c.intrinsic("fabs", t, (t, value))
+    predicate = low.active_predicate()
+    if predicate is not None:
+        # What changes nothing: a NaN, which every number beats, or where NaNs pass, an infinity.
+        bits = 0x7FFFFFFF
+        if "NaN" in operation:
+            bits = 0x7F800000 if which == "min" else 0xFF800000
+        value = c.let(f"select {vector('i1', n)} {predicate}, {t} {value}, {t} {constant('float', bits, n)}")
+    modifiers = {key: word for key, word in operation.modifiers.items() if key == "NaN"}
+    choice = replace(operation, spec=INSTRUCTIONS[which], modifiers=modifiers)
+    while n > 1:
+        n //= 2
+        parts = []
+        for first in (0, n):
+            order = ", ".join(f"i32 {first + i}" for i in range(n))
+            whole = vector("float", 2 * n)
+            if n == 1:
+                parts.append(c.let(f"extractelement {whole} {value}, i64 {first}"))
+            else:
+                parts.append(c.let(f"shufflevector {whole} {value}, {whole} poison, <{n} x i32> <{order}>"))
+        value = FLOATING[which](c, choice, n, parts)
+    low.write(destination, value, "float", 1)
 
 
 def _active_mask(low: Lowering, instruction: Instruction) -> None:
