@@ -215,12 +215,12 @@ class Converged(Lowering):
         if predicate.index in self.quick:
             first, agreed = self._slots(predicate.index)
             return c.let(f"load i1, ptr {agreed}"), c.let(f"load i1, ptr {first}")
-        value = self.masks.make(c, self.fetch(predicate, "pred", self.lanes))
-        some = self.masks.any(c, value)
-        inverse = self.masks.without(c, self.masks.full, value)
-        others = self.masks.any(c, inverse)
-        both = c.let(f"and i1 {some}, {others}")
-        return c.let(f"xor i1 {both}, true"), some
+        value = self.fetch(predicate, "pred", self.lanes)
+        bits = c.let(f"bitcast <{self.lanes} x i1> {value} to i{self.lanes}")
+        some = c.let(f"icmp ne i{self.lanes} {bits}, 0")
+        every = c.let(f"icmp eq i{self.lanes} {bits}, -1")
+        none = c.let(f"xor i1 {some}, true")
+        return c.let(f"or i1 {none}, {every}"), some
 
     # ----------------------------------------------------------------------------- ends of nodes
 
