@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--journal", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     kernels = [kernel for kernel in all_kernels() if options.only in kernel.name]
+    if not kernels:
+        parser.error(f"no kernel's name contains {options.only!r}; --list prints them")
     if options.list:
         print("\n".join(kernel.name for kernel in kernels))
     elif options.journal:
