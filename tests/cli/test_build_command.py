@@ -119,6 +119,24 @@ def test_json_is_one_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert [(e["kind"], e["target"]) for e in document["entries"]] == [("cubin", "sm_90"), ("ptx", "sm_75")]
 
 
+@pytest.mark.parametrize(
+    ("stage", "tells"),
+    [
+        ("ptx", ".entry fill"),
+        ("llvm", "define void @gf_"),
+        ("optimized", "define void @gf_"),
+        ("asm", ".section"),
+    ],
+)
+def test_emit_prints_a_stage_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], stage: str, tells: str
+) -> None:
+    code, out, err = outcome(capsys, "fill.cu", "--emit", stage)
+    assert (code, err) == (0, "")
+    assert tells in out
+    assert os.listdir(folder) == ["fill.cu"]
+
+
 def test_warnings_go_to_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "fill.cu").write_text("#warning mind the gap\n" + FILL)
     code, out, err = outcome(capsys, "fill.cu", "-o", "k.fatbin", "--arch", "90")
@@ -166,6 +184,10 @@ def test_names_may_have_spaces_and_letters_of_any_language(
         (["fill.cu", "-o", "k.fatbin", "-D", ""], "'' is no macro"),
         (["fill.cu", "-o", "k.cubin", "--arch", "80,90"], "asked for was --arch 80,90"),
         (["fill.cu", "-o", "k.ptx", "--ptx", "80,90"], "asked for was --ptx 80,90"),
+        (["fill.cu"], "No output is named: write -o k.fatbin, k.cubin or k.ptx."),
+        (["fill.cu", "--emit", "asm", "-o", "k.s"], "leave out --output and --json"),
+        (["fill.cu", "--emit", "sass"], "expected one of ptx, llvm, optimized, asm"),
+        (["fill.cu", "--emit", "asm", "--kernel", "other"], "there is no kernel 'other'"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(
@@ -181,7 +203,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["fill.cu"], ["fill.cu", "-o"], ["fill.cu", "-o", "k.fatbin", "--frob"], ["a", "b", "-o", "c"]],
+    [[], ["fill.cu", "-o"], ["fill.cu", "-o", "k.fatbin", "--frob"], ["a", "b", "-o", "c"]],
 )
 def test_what_the_parser_refuses_is_exit_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str]

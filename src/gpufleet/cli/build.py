@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -11,7 +13,7 @@ import typer
 
 from gpufleet.cli.options import JsonOption
 from gpufleet.cli.output import print_error, print_json, print_line
-from gpufleet.errors import CompileError
+from gpufleet.errors import CompileError, GpufleetError
 
 if TYPE_CHECKING:
     from gpufleet.build import BuildResult
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
 def build(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The CUDA C++ file.")],
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
             help="k.fatbin for any number of architectures; k.cubin or k.ptx for one.",
         ),
-    ],
+    ] = None,
     arch: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,6 +58,16 @@ def build(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print what the file holds, and how long it took.")
     ] = False,
+    emit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Print a stage of the way to a virtual GPU instead: ptx, llvm, optimized or asm.",
+        ),
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --emit: which kernel, if there are several.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a CUDA C++ file for many GPUs at once. Needs no GPU and no CUDA toolkit."""
@@ -65,13 +77,22 @@ def build(
 
     start = time.perf_counter()
     try:
+        options = [f"--define-macro={_macro(text)}" for text in define or ()]
+        if emit is not None:
+            if output is not None or as_json:
+                raise BuildError("--emit prints its text: leave out --output and --json.")
+            (target,) = (_split(ptx) or ["75"])[:1]
+            _print_stage(source, emit, target, kernel, options, include or ())
+            return
+        if output is None:
+            raise BuildError("No output is named: write -o k.fatbin, k.cubin or k.ptx.")
         result = build_image(
             source,
             output,
             archs=_split(arch),
             ptx=_split(ptx),
             debug=debug,
-            options=[f"--define-macro={_macro(text)}" for text in define or ()],
+            options=options,
             include_dirs=include or (),
         )
     except (BuildError, UnknownArchitecture, FileNotFoundError, IsADirectoryError) as error:
@@ -89,6 +110,26 @@ def build(
     if verbose:
         _print_entries(result, seconds)
     _print_summary(output, result)
+
+
+def _print_stage(
+    source: Path,
+    stage: str,
+    arch: str,
+    kernel: str | None,
+    options: Sequence[str],
+    include_dirs: Sequence[Path],
+) -> None:
+    from gpufleet.build import BuildError
+    from gpufleet.stages import emit
+
+    try:
+        text = emit(source, stage, arch=arch, kernel=kernel, options=options, include_dirs=include_dirs)
+    except CompileError:
+        raise
+    except (GpufleetError, ValueError) as error:
+        raise BuildError(f"{error}.") from error
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
 
 
 def _split(lists: list[str] | None) -> list[str] | None:

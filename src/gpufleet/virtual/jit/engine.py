@@ -117,9 +117,12 @@ class JitExecutable:
 
     # ---- compiling
 
+    def generated(self, block: tuple[int, int, int]) -> Generated:
+        """Return the LLVM IR for blocks of this shape, to read."""
+        return self.generate(block_shape(block, *self._plan))
+
     def _variant(self, block: tuple[int, int, int]) -> Variant:
-        widest, whole_warps = self._plan
-        shape = block_shape(block, widest, whole_warps)
+        shape = block_shape(block, *self._plan)
         variant = self._variants.get(shape)
         if variant is None:
             with self._lock:
