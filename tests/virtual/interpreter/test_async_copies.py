@@ -242,7 +242,8 @@ def test_atomic_sums_of_halves_at_one_address(base: str) -> None:
 def test_indirect_calls_of_functions_with_barriers() -> None:
     outside = """
 .func (.param .b32 r) first(.param .b32 v)
-{ .reg .b32 %v, %t; .shared .align 4 .b32 s; ld.param.b32 %v, [v]; mov.u32 %t, %tid.x; bar.sync 0;
+{ .reg .b32 %v, %t; .reg .pred %p; .shared .align 4 .b32 s; ld.param.b32 %v, [v]; mov.u32 %t, %tid.x;
+  setp.eq.u32 %p, %t, 0; @%p st.shared.u32 [s], 0; bar.sync 0;
   red.shared.max.u32 [s], %v; bar.sync 0; ld.shared.u32 %v, [s]; bar.sync 0; st.param.b32 [r], %v; ret; }
 .func (.param .b32 r) second(.param .b32 v)
 { .reg .b32 %v; ld.param.b32 %v, [v]; add.u32 %v, %v, 7; st.param.b32 [r], %v; ret; }
