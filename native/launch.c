@@ -213,8 +213,12 @@ static int read_parameter(Parameter *p, PyObject *from)
     }
     p->code = code[0];
     p->common = common[0];
-    if (p->offset < 0 || p->size < 1 || p->offset + p->size > MOST_BYTES) {
+    if (p->offset < 0 || p->size < 1 || p->size > MOST_BYTES || p->offset > MOST_BYTES - p->size) {
         PyErr_SetString(PyExc_ValueError, "a parameter beyond the largest buffer");
+        return -1;
+    }
+    if (p->code != 's' && p->size > 8) {
+        PyErr_SetString(PyExc_ValueError, "a number of more than 8 bytes");
         return -1;
     }
     Py_INCREF(convert);
@@ -364,9 +368,27 @@ static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* A cycle, by an attribute of the kernel, say, is broken where that attribute is: no tp_clear is needed. */
+static int bound_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Bound *self = (Bound *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->launcher);
+    Py_VISIT(self->queue);
+    Py_VISIT(self->context);
+    Py_VISIT(self->key);
+    Py_VISIT(self->driver);
+    Py_VISIT(self->numbers);
+    Py_VISIT(self->append);
+    Py_VISIT(self->configuration);
+    Py_VISIT(self->twin);
+    return 0;
+}
+
 static void bound_dealloc(PyObject *object)
 {
     Bound *self = (Bound *)object;
+    PyObject_GC_UnTrack(object);
     Py_XDECREF(self->launcher);
     Py_XDECREF(self->queue);
     Py_XDECREF(self->context);
@@ -412,7 +434,10 @@ static PyObject *bound_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Bound *self = (Bound *)object;
     Launcher *launcher = self->launcher;
-    if (kwargs != NULL && PyDict_Size(kwargs)) return PyObject_Call(self->twin, args, kwargs);
+    if (kwargs != NULL && PyDict_Size(kwargs)) { /* the twin would take another stream */
+        PyErr_SetString(PyExc_TypeError, "a bound kernel takes no keyword arguments, only values");
+        return NULL;
+    }
     int unusual = PyTuple_Size(args) != launcher->count ? 1 : is_unusual(self);
     if (unusual < 0) return NULL;
     if (unusual) return PyObject_Call(self->twin, args, NULL);
@@ -431,12 +456,14 @@ static PyType_Slot bound_slots[] = {
     {Py_tp_doc, "A kernel of which all is fixed but the values of its parameters."},
     {Py_tp_new, bound_new},
     {Py_tp_dealloc, bound_dealloc},
+    {Py_tp_traverse, bound_traverse},
     {Py_tp_call, bound_call},
     {0, NULL},
 };
 
 static PyType_Spec bound_spec = {
-    "gpufleet._native.Bound", sizeof(Bound), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, bound_slots,
+    "gpufleet._native.Bound", sizeof(Bound), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    bound_slots,
 };
 
 /* ---- The module -------------------------------------------------------------------------------- */

@@ -186,6 +186,49 @@ def test_loop_that_is_over_is_forgotten(context: gf.Context) -> None:
     assert loop() is None
 
 
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_loop_that_was_closed_under_a_waiting_task_is_forgotten(context: gf.Context) -> None:
+    async def begin(stream: gf.Stream) -> None:
+        task = asyncio.create_task(stream.synchronize_async())
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    with context.stream() as stream, Latch(stream) as latch:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin(stream))
+        loop.close()
+        forgotten = weakref.ref(loop)
+        del loop
+        gc.collect()
+        assert forgotten() is None
+        latch.open()
+
+
+def test_context_may_be_closed_by_another_task_as_soon_as_the_work_is_done(device: Device) -> None:
+    async def main() -> None:
+        context = device.create_context()
+        stream, event = context.stream(), context.event()
+        array, buffer = np.arange(4), context.alloc(32)
+
+        async def close() -> None:
+            await event
+            context.close()
+
+        async def wait() -> None:
+            await stream.synchronize_async()
+
+        with Latch(stream) as latch:
+            stream.hold(array, buffer)
+            stream.record(event)
+            tasks = [asyncio.create_task(close()), asyncio.create_task(wait())]
+            await asyncio.sleep(0)
+            latch.open()
+            event.synchronize()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+
 def test_waiting_outside_of_a_loop_says_so(context: gf.Context) -> None:
     with context.stream() as stream, Latch(stream) as latch:
         with pytest.raises(RuntimeError, match="no running event loop"):

@@ -262,6 +262,60 @@ def test_shutdown_without_waiting_closes_the_pool_behind_the_last_task(driver: D
     executor.shutdown()
 
 
+def test_task_that_shuts_its_executor_down_cannot_wait_for_itself(driver: Driver) -> None:
+    executor = gf.FleetExecutor(driver=driver)
+    with pytest.raises(RuntimeError, match="wait=False"):
+        executor.submit(executor.shutdown).result(SECONDS)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(int)
+    executor.shutdown()
+    assert executor.pool.is_closed
+
+
+def test_task_may_shut_its_executor_down_without_waiting(driver: Driver) -> None:
+    executor = gf.FleetExecutor(driver=driver)
+    executor.submit(executor.shutdown, wait=False).result(SECONDS)
+    until(lambda: executor.pool.is_closed)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("queued", [0, 3])
+def test_callback_that_exits_costs_no_thread_and_no_task(virtual: Driver, queued: int) -> None:
+    def leave(_: object) -> None:
+        raise SystemExit
+
+    pool = gf.ContextPool([0], driver=virtual)
+    with pool, gf.FleetExecutor(pool, threads_per_device=1) as executor:
+        gate = Gate(executor)
+        gate.future.add_done_callback(leave)
+        waiting = [executor.submit(int, number) for number in range(queued)]
+        gate.open()
+        assert [future.result(SECONDS) for future in waiting] == list(range(queued))
+        assert executor.submit(int, 7).result(SECONDS) == 7
+
+
+def test_thread_that_cannot_be_started_keeps_nobody_waiting(
+    virtual: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        queued.append(executor.submit(int))  # by another thread, as it were
+        Worker(lambda: executor.shutdown(wait=False)).result()
+        raise RuntimeError("can't start new thread")
+
+    def start(thread: threading.Thread) -> None:
+        (refuse if "FleetExecutor" in thread.name else original)(thread)
+
+    queued: list[concurrent.futures.Future[int]] = []
+    original = threading.Thread.start
+    executor = gf.FleetExecutor(gf.ContextPool([0], driver=virtual), threads_per_device=1)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        executor.submit(int)
+    with pytest.raises(RuntimeError, match="new thread"):
+        queued[0].result(SECONDS)
+    Worker(executor.shutdown).result()
+
+
 def test_shutdown_leaves_a_pool_that_was_given_open(driver: Driver) -> None:
     with gf.ContextPool(driver=driver) as pool:
         with gf.FleetExecutor(pool) as executor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import math
+import weakref
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +236,30 @@ def test_bound_launch_that_fails_or_has_too_few_values_is_left_to_python() -> No
     assert bound(1) == "in Python"
     assert bound() == "in Python"
     assert (twin.calls, len(recorder.calls), list(log)) == ([(1,), ()], 1, [])
+
+
+def test_bound_launch_takes_no_keywords() -> None:
+    bound, twin, _ = bind(Recorder(layout_of(parse("int32"))), queue())
+    with pytest.raises(TypeError, match="keyword"):
+        bound(1, stream=None)
+    assert twin.calls == []
+
+
+def test_bound_kernel_in_a_cycle_is_collected() -> None:
+    on = queue()
+    on.fast, _, _ = bind(Recorder(layout_of(parse("int32"))), on)
+    on.witness = Twin()
+    gone = weakref.ref(on.witness)
+    del on
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("code", "offset", "size"), [("s", 2**31 - 1, 8), ("Q", 0, 16), ("s", 4090, 8)])
+def test_parameter_beyond_the_buffer_is_refused(code: str, offset: int, size: int) -> None:
+    parameter = (code, "-", offset, size, 0, 0, 0.0, int)
+    with pytest.raises(ValueError, match=r"parameter beyond|more than 8"):
+        extension.Launcher(1, 1, (1,) * 7, (parameter,), DeviceBuffer)
 
 
 def test_kernel_with_more_parameters_than_c_takes_is_launched_in_python() -> None:

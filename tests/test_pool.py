@@ -427,6 +427,50 @@ def test_lease_forgotten_while_its_thread_holds_the_lock_comes_back_afterwards(
     assert narrow.statistics().leased == 0
 
 
+def test_generator_inside_a_lease_that_dies_while_its_thread_holds_the_lock_gives_it_back(
+    narrow: gf.ContextPool,
+) -> None:
+    def work() -> Iterator[None]:
+        with narrow.lease():
+            yield
+
+    def forget() -> None:
+        generator = work()
+        next(generator)
+        with narrow._ledger._lock:  # as when the garbage collector runs inside of the pool
+            del generator
+            gc.collect()
+
+    Worker(forget).result()
+    with narrow.lease(timeout=SECONDS):
+        pass
+    assert narrow.statistics().leased == 0
+
+
+def test_lease_forgotten_while_another_thread_looks_at_the_pool_serves_who_waits(
+    narrow: gf.ContextPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(ledger: Any) -> Any:
+        nonlocal lease
+        with pytest.warns(ResourceWarning, match="never given back"):
+            Worker(forget).result()
+        return original(ledger)
+
+    def forget() -> None:
+        nonlocal lease
+        del lease
+        gc.collect()
+
+    lease = narrow.lease().acquire()
+    waiting = Holder(narrow)
+    until(lambda: narrow.statistics().waiting == 1)
+    original = type(narrow._ledger)._count
+    monkeypatch.setattr(type(narrow._ledger), "_count", count)
+    narrow.statistics()
+    monkeypatch.undo()
+    waiting.entered().leave()
+
+
 # The end
 
 
@@ -480,6 +524,18 @@ def test_closing_does_not_wait_for_itself(pool: gf.ContextPool) -> None:
     with pool.lease():
         with pytest.raises(gf.ContextInUse, match="this thread is inside"):
             pool.close(wait=True)
+    assert pool.statistics().contexts == 0
+
+
+def test_context_that_cannot_be_closed_keeps_no_other_open(virtual: Driver) -> None:
+    pool = gf.ContextPool(kind="created", driver=virtual)
+    with pool.lease(device=0) as first, pool.lease(device=1):
+        pass
+    with first:
+        with pytest.raises(gf.ContextInUse):
+            pool.close()
+        assert pool.statistics().contexts == 1
+    pool.close()
     assert pool.statistics().contexts == 0
 
 

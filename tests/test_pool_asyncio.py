@@ -153,6 +153,28 @@ def test_task_cancelled_after_it_was_served_gives_the_lease_back(narrow: gf.Cont
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_cancellation_is_not_lost_whenever_it_comes(narrow: gf.ContextPool, turns: int) -> None:
+    async def work() -> None:
+        async with narrow.lease(timeout=SECONDS):
+            await asyncio.sleep(SECONDS)
+
+    async def main() -> None:
+        held = narrow.lease().acquire()
+        task = asyncio.create_task(work())
+        await until_waiting(narrow, 1)
+        held.release()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done, "the task was cancelled, and goes on"
+        assert task.cancelled()
+        assert narrow.statistics().leased == 0
+
+    asyncio.run(main())
+
+
 def test_context_is_made_while_the_loop_goes_on_and_a_cancelled_task_loses_none(virtual: Driver) -> None:
     create, is_making, may_go_on = virtual.cuCtxCreate, threading.Event(), threading.Event()
 
@@ -224,3 +246,20 @@ def test_lease_of_a_loop_that_was_closed_comes_back(narrow: gf.ContextPool) -> N
     del waiting, loop
     gc.collect()
     until(lambda: narrow.statistics().leased == 0)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_many_tasks_of_a_loop_that_was_closed_leave_the_queue(narrow: gf.ContextPool) -> None:
+    loop = asyncio.new_event_loop()
+    held = narrow.lease().acquire()
+    tasks = [loop.create_task(narrow.lease().__aenter__()) for _ in range(2000)]
+    loop.run_until_complete(until_waiting(narrow, len(tasks)))
+    loop.close()
+    waiting = Holder(narrow)  # behind all of them
+    until(lambda: narrow.statistics().waiting == len(tasks) + 1)
+    held.release()
+    waiting.entered().leave()
+    statistics = narrow.statistics()
+    assert (statistics.leased, statistics.waiting) == (0, 0)
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]

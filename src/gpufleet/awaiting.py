@@ -34,9 +34,11 @@ def until(is_ready: Callable[[], bool]) -> Generator[Any, None, None]:
     import asyncio  # 30 ms, for those who use it
 
     loop = asyncio.get_running_loop()
-    poller = _pollers.get(loop)
+    known = _pollers.get(loop)
+    poller = None if known is None else known()
     if poller is None:
-        poller = _pollers[loop] = Poller()
+        poller = Poller()
+        _pollers[loop] = weakref.ref(poller)
     yield from poller.add(is_ready, loop)
 
 
@@ -96,4 +98,8 @@ class Wait(NamedTuple):
         return is_ready
 
 
-_pollers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Poller] = weakref.WeakKeyDictionary()
+_pollers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Poller]] = (
+    weakref.WeakKeyDictionary()
+)
+"""A loop keeps its poller, as long as that is to be called: one kept here would keep the loop, and with it
+all that the tasks of a loop that was closed under them wait for."""

@@ -155,11 +155,19 @@ class Crew:
         self.threads.append(thread)
         try:
             thread.start()
-        except BaseException:  # no thread can be had
+        except BaseException as error:  # no thread can be had
             self.threads.remove(thread)
-            with self._lock:
-                desk.threads -= 1
+            self._thread_ends(worker)
+            self._fail_stranded(error)
             raise
+
+    def _fail_stranded(self, error: BaseException) -> None:
+        """Fail the tasks that wait for a thread, if there is none and the one to come did not start."""
+        with self._lock:
+            stranded = [] if any(desk.threads for desk in self.desks) else self._drop_tasks()
+        for task in stranded:
+            if task is not None and task.future.set_running_or_notify_cancel():
+                task.future.set_exception(error)
 
     # What each thread does
 
@@ -192,13 +200,8 @@ class Crew:
         following = self._next(worker)
         if following is None or pool.has_waiters or worker.is_displaced:
             outcome = worker.leave(outcome)
-        result, error = outcome
-        if not is_called:
-            return following
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        if is_called:
+            _tell(future, outcome)
         return following
 
     def _next(self, worker: Worker) -> Task | None:
@@ -257,11 +260,21 @@ class Crew:
         self._close_if_forgotten()
 
     def join(self) -> None:
-        """Wait until the threads have ended."""
+        """Wait until the threads have ended.
+
+        Raises
+        ------
+        RuntimeError
+            In one of them.
+        """
+        if threading.current_thread() in self.threads:
+            raise RuntimeError(
+                "a task of the executor cannot wait for the end of its own thread: call "
+                "shutdown(wait=False), or shut down from outside"
+            )
         self.ended.wait()
         for thread in list(self.threads):
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
 
     def _close_if_forgotten(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -360,6 +373,19 @@ class Crew:
                 queued=queued,
                 busy_by_device={desk.device.ordinal: desk.busy for desk in self.desks},
             )
+
+
+def _tell(future: Future[Any], outcome: Outcome) -> None:
+    """Tell how a task went. What a callback raises (`SystemExit`, say) must not end the thread."""
+    result, error = outcome
+    try:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+    except BaseException as raised:
+        thread = threading.current_thread()
+        threading.excepthook(threading.ExceptHookArgs((type(raised), raised, raised.__traceback__, thread)))
 
 
 def _first(one: deque[Task], other: deque[Task]) -> deque[Task]:

@@ -128,6 +128,9 @@ class FleetExecutor(Executor):
         ------
         ContextInUse
             If a thread is inside a context of the executor's own pool still.
+        RuntimeError
+            If a task of the executor is to wait: it would wait for itself. No more tasks are taken all the
+            same.
         """
         self._finalizer.detach()
         crew = self._crew

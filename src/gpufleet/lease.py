@@ -112,22 +112,28 @@ class Lease:
         import asyncio  # 30 ms, for those who use it
 
         loop = asyncio.get_running_loop()
-        served = asyncio.Event()
+        over: asyncio.Future[bool] = loop.create_future()
+
+        def end(was_woken: bool) -> None:
+            if not over.done():
+                over.set_result(was_woken)
 
         def wake() -> None:
             try:
-                loop.call_soon_threadsafe(served.set)
+                loop.call_soon_threadsafe(end, True)
             except RuntimeError:  # the loop was closed under its tasks: nobody is there to use it
-                self.release()
+                self._ledger.return_later(self)
 
         slot = self._ledger.take_or_queue(self, wake)
         if slot is not None:
             return slot
+        # asyncio.wait_for of Python 3.10 and 3.11 loses a cancellation that comes as the wait ends.
+        timer = None if self.timeout is None else loop.call_later(self.timeout, end, False)
         try:
-            await asyncio.wait_for(served.wait(), self.timeout)
-        except asyncio.TimeoutError:  # before Python 3.11 not the built-in one
-            return self._served(False)
-        return self._served(True)
+            return self._served(await over)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def _open_async(self, slot: Slot) -> None:
         """Make the context on another thread. If the task is cancelled, the lease lasts until it is made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpufleet.device import Device
@@ -76,9 +76,10 @@ class Ledger:
         self._lending: tuple[Group, ...] = ()  # `groups`, from the first use to the end
         self._waiters: deque[Waiter] = deque()
         self._closers: list[threading.Event] = []
-        self._forgotten: deque[Slot] = deque()
+        self._returned: deque[tuple[Slot, bool]] = deque()  # and whether its lease was forgotten
         self._forgotten_count = self._timeouts = 0
-        self._lock = threading.Lock()
+        # One that a finalizer can ask whether its own thread holds it, as `threading.Condition` does.
+        self._lock = threading.RLock()
         self._preparing = threading.Lock()
 
     # Taking
@@ -90,12 +91,11 @@ class Ledger:
             if lease.is_used:
                 raise lease.ended()
             slot = take_slot(groups, self._capacity)
-            if slot is None:
-                return None
-            lease.slot = slot
-            lease.is_used = True
-        if self._forgotten:
-            self._take_back_forgotten()
+            if slot is not None:
+                lease.slot = slot
+                lease.is_used = True
+        if self._returned:
+            self._take_back()
         return slot
 
     def take_or_queue(self, lease: Lease, wake: Callable[[], object]) -> Slot | None:
@@ -105,7 +105,7 @@ class Ledger:
         """
         self.prepare()
         groups = self._lending if lease.wanted is None else self._groups_of(lease.wanted)
-        with self._lock:
+        with self._deciding():
             if lease.is_used:
                 raise lease.ended()
             lease.is_used = True
@@ -114,13 +114,11 @@ class Ledger:
             slot = lease.slot = take_slot(groups, self._capacity)
             if slot is None:
                 self._waiters.append(Waiter(lease, groups, wake))
-        if self._forgotten:
-            self._take_back_forgotten()
         return slot
 
     def stop_waiting(self, lease: Lease) -> None:
         """Raise `PoolTimeout`, unless the lease was served at the last moment or the pool has ended."""
-        with self._lock:
+        with self._deciding():
             if not self._leave_queue(lease):
                 return
             self._timeouts += 1
@@ -131,7 +129,7 @@ class Ledger:
         """Undo what was done for a lease that could not be entered; return what is to be raised."""
         if isinstance(error, LeaseEnded):  # what it holds is of who entered it first
             return error
-        with self._lock:
+        with self._deciding():
             self._leave_queue(lease)
         self.give_back(lease)
         if isinstance(error, StickyError):
@@ -149,8 +147,16 @@ class Ledger:
     # Giving back
 
     def give_back(self, lease: Lease) -> None:
-        """Take back what `lease` holds, if anything."""
-        with self._lock:
+        """Take back what `lease` holds, if anything.
+
+        The garbage collector may call it while its thread decides: it closes generators and coroutines that
+        were inside a lease.
+        """
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            self.return_later(lease)
+            return
+        with lock:
             slot = lease.slot
             if slot is None:
                 return
@@ -162,8 +168,8 @@ class Ledger:
                 then = self._decide(slot)
         if then is not None:
             then()
-        if self._forgotten:
-            self._take_back_forgotten()
+        if self._returned:
+            self._take_back()
 
     def _decide(self, slot: Slot) -> Callable[[], object] | None:
         """Say what becomes of a slot that a lease leaves, and return what is to be called for it."""
@@ -180,24 +186,43 @@ class Ledger:
 
     def forget(self, slot: Slot) -> None:
         """Take back what a forgotten lease held. A finalizer may call it while its thread has the lock."""
-        self._forgotten.append(slot)
-        self._take_back_forgotten()
+        self._returned.append((slot, True))
+        self._take_back()
 
-    def _take_back_forgotten(self) -> None:
-        while self._forgotten and self._lock.acquire(blocking=False):  # else who has the lock does it then
+    def return_later(self, lease: Lease) -> None:
+        """Let whoever decides next take back what `lease` holds: this thread is in the middle of it."""
+        slot, lease.slot = lease.slot, None
+        if slot is not None:
+            self._returned.append((slot, False))
+
+    def _take_back(self) -> None:
+        """Take back what was returned where it could not be; if another thread has the lock, it does so."""
+        lock = self._lock
+        while self._returned and not lock._is_owned() and lock.acquire(blocking=False):  # type: ignore[attr-defined]
             then = None
             try:
-                if self._forgotten:
-                    self._forgotten_count += 1
-                    then = self._decide(self._forgotten.popleft())
+                if self._returned:
+                    slot, is_forgotten = self._returned.popleft()
+                    self._forgotten_count += is_forgotten
+                    then = self._decide(slot)
             finally:
-                self._lock.release()
+                lock.release()
             if then is not None:
                 then()
 
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Hold the lock, and do afterwards what finalizers could not do meanwhile."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            if self._returned:
+                self._take_back()
+
     def move(self, lease: Lease, other: Lease) -> None:
         """Let `other` hold what `lease` holds."""
-        with self._lock:
+        with self._deciding():
             other.is_used = True
             other.slot, lease.slot = lease.slot, None
 
@@ -211,7 +236,7 @@ class Ledger:
             if self.groups:
                 return
             groups = self.plan.groups()
-            with self._lock:
+            with self._deciding():
                 self.groups = groups
                 self._lending = () if self.is_closed else groups
 
@@ -229,7 +254,7 @@ class Ledger:
 
     def break_by(self, fault: StickyError) -> None:
         """Lend nothing any more, since the driver carries out nothing any more."""
-        with self._lock:
+        with self._deciding():
             self.fault = self.fault or fault
             waiters = self._stop_lending()
         for waiter in waiters:
@@ -237,14 +262,15 @@ class Ledger:
 
     def close(self) -> None:
         """Lend nothing any more; close the contexts that no lease is on, and the others later."""
-        with self._lock:
+        with self._deciding():
             self.is_closed = True
             waiters = self._stop_lending()
             idle = [slot for group in self.groups for slot in group.slots if not slot.leased]
         for waiter in waiters:
             waiter.wake()
-        for slot in idle:
-            self.retire(slot)
+        with contextlib.ExitStack() as steps:  # when one raises, the others follow still
+            for slot in idle:
+                steps.callback(self.retire, slot)
 
     def retire(self, slot: Slot) -> None:
         """Close the context of a slot that no lease is on."""
@@ -255,7 +281,7 @@ class Ledger:
                     context.close()
                 slot.context = None
         finally:
-            with self._lock:
+            with self._deciding():
                 closers: list[threading.Event] = []
                 if not self._leased():
                     closers, self._closers = self._closers, closers
@@ -264,12 +290,12 @@ class Ledger:
 
     def after_fork(self) -> None:
         """Let the leases that a forked child inherited end without the thread that may have had the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def wait_for_leases(self) -> None:
         """Return when all leases are back."""
         event = threading.Event()
-        with self._lock:
+        with self._deciding():
             if not self._leased():
                 return
             self._closers.append(event)
@@ -286,7 +312,7 @@ class Ledger:
 
     def refusal(self) -> GpufleetError:
         """Return the error that says why nothing is lent any more."""
-        with self._lock:
+        with self._deciding():
             return self._refusal()
 
     def _refusal(self) -> GpufleetError:
@@ -311,7 +337,7 @@ class Ledger:
 
     def count(self) -> PoolStatistics:
         """Count what is there."""
-        with self._lock:
+        with self._deciding():
             return self._count()
 
     def _count(self) -> PoolStatistics:
@@ -329,7 +355,7 @@ class Ledger:
         )
 
     def __repr__(self) -> str:
-        with self._lock:
+        with self._deciding():
             return self._describe()
 
     def _describe(self) -> str:

@@ -170,7 +170,8 @@ class Stream:
         event = self.record()
         try:
             await event
-            self._let_go()
+            if not self.is_closed:  # by another task, in the same turn of the loop
+                self._let_go()
         finally:
             event.close()
 
